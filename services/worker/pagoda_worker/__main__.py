@@ -42,16 +42,16 @@ logger = logging.getLogger("pagoda_worker")
 
 SERVICE = "pagoda.v1.Worker"
 STOP_GRACE_S = 1.0
-"""Time that open calls get at the end. Requests are not lost with them: the scheduler requeues what runs here."""
+"""Seconds for open calls to finish at shutdown. No request is lost: the scheduler requeues running ones."""
 _BOUNDS = (
     *(("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("tensor_parallel_size", 1)),
     *(("device_index", 0), ("drain_timeout", 0)),
 )
-"""Least values of flags."""
+"""Minimum values of flags."""
 
 
 async def serve(args: argparse.Namespace, security: SecurityConfig, observability: ObservabilityConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then let what runs here end, and go."""
+    """Serve until SIGTERM or SIGINT, then drain running requests and exit."""
     # Torch is imported after the flags are read and OpenMP's variables are set.
     mark("start of Python")
     with without_collections():
@@ -138,14 +138,13 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
 
 
 def _reachable_host(host: str) -> str:
-    """Where a scheduler reaches what listens on `host`: for all interfaces, this machine's name."""
+    """Address at which a scheduler reaches a server on `host`: for all interfaces, this machine's name."""
     return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
 
 
 def _local_address(args: argparse.Namespace, security: SecurityConfig) -> str | None:
-    """Where a scheduler beside this worker calls it at less cost than over TCP; None where there is nothing to gain.
-
-    Not under TLS, whose certificates name hosts. Not in place of an address that is asked for.
+    """A unix socket for a scheduler on this machine, which is cheaper than TCP; None if it does not apply: under TLS,
+    whose certificates name hosts, or if an address is given.
     """
     if args.advertise_address is not None or security.tls_ca is not None or not is_local(args.scheduler):
         return None
@@ -153,14 +152,14 @@ def _local_address(args: argparse.Namespace, security: SecurityConfig) -> str | 
 
 
 def _own_host(args: argparse.Namespace) -> str:
-    """Where other ranks reach this one: where the scheduler does, unless flags say otherwise."""
+    """Address at which other ranks reach this one: the scheduler's, unless flags say otherwise."""
     if (host := rank_host(args)) is not None:
         return host
     return _reachable_host(args.host) if args.advertise_address is None else host_of(args.advertise_address)
 
 
 def _count_ranks(args: argparse.Namespace) -> None:
-    """Fill in rank and world_size where only LeaderWorkerSet's variables, of pods, or nothing names them."""
+    """Set rank and world_size from LeaderWorkerSet's variables (which count pods) or defaults, if flags do not."""
     if args.rank is None:
         args.rank = (_from_environment("LWS_WORKER_INDEX") or 0) * args.tensor_parallel_size
     if args.world_size is None:
@@ -168,7 +167,8 @@ def _count_ranks(args: argparse.Namespace) -> None:
 
 
 def _check_ranks(args: argparse.Namespace, security: SecurityConfig) -> None:
-    """Raises ConfigError when the flags make no rank of a group, or one that may not send what it would send."""
+    """Raises ConfigError when the flags describe no valid rank of a group, or one whose connections would not be
+    secure."""
     if args.rank >= args.world_size:
         raise ConfigError(f"rank is {args.rank}, must be below world_size, {args.world_size}", field="rank")
     if args.rank + args.tensor_parallel_size > args.world_size:
@@ -192,7 +192,7 @@ def _check_ranks(args: argparse.Namespace, security: SecurityConfig) -> None:
 
 
 def _from_environment(name: str) -> int | None:
-    """A number that Kubernetes' LeaderWorkerSet gives."""
+    """A number from a variable of Kubernetes' LeaderWorkerSet."""
     value = os.environ.get(name, "")
     return int(value) if value.isdigit() else None
 

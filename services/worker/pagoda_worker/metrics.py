@@ -1,4 +1,4 @@
-"""The worker's own Prometheus metrics: its steps, its cache, its device's memory. Knows no gRPC."""
+"""The worker's own Prometheus metrics: steps, cache, device memory. Knows no gRPC."""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,12 @@ from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.worker import Worker
 
 STAGES = ("queue", "prepare", "forward", "sample")
-"""In the order of a step's life."""
+"""Stages of a step, in order."""
 _SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class WorkerMetrics:
-    """The cost of one worker's steps. `observe` runs on the model thread."""
+    """Metrics of one worker's steps. `observe` runs on the model thread."""
 
     def __init__(self, *, registry: CollectorRegistry) -> None:
         text = "Time of one stage of a step in the worker."
@@ -42,13 +42,13 @@ class WorkerMetrics:
 
 
 class WorkerCollector(Collector):
-    """State and memory of one worker, looked up for every scrape."""
+    """Collects state and memory of one worker for every scrape."""
 
     def __init__(self, *, worker: Worker) -> None:
         self._worker = worker
 
     def collect(self) -> Iterator[Metric]:
-        """Called for every scrape, on whatever thread."""
+        """Called for every scrape, on any thread."""
         state = GaugeMetricFamily(
             "pagoda:worker_info", "The worker's state and model; the value is 1.", labels=("state", "model")
         )

@@ -1,1 +1,1 @@
-"""Which package computes a step's attention, by measurement. No gRPC, no requests."""
+"""Chooses the package that computes a step's attention, by measurement. No gRPC, no requests."""

@@ -1,4 +1,4 @@
-"""AttentionChoice: whose kernels compute a step's attention. Other packages' serve steps that no CUDA graph replays."""
+"""AttentionChoice: chooses a step's attention kernels. Other packages serve steps that no CUDA graph replays."""
 
 import logging
 import time as clock
@@ -28,21 +28,21 @@ logger = logging.getLogger(__name__)
 
 
 class AttentionChoice:
-    """Adapters that were found right, and the table that says when to take one."""
+    """The adapters whose results are correct, and the table that says when to use each."""
 
     def __init__(self, adapters: Mapping[str, Adapter] | None = None, table: AttentionTable | None = None) -> None:
-        """Nothing leaves every step to our kernels. `table`: None gives every step to the only adapter."""
+        """Without adapters every step uses Pagoda's kernels. `table`: None gives every step to the only adapter."""
         self._adapters = dict(adapters or {})
         self._table = table
         assert table is not None or len(self._adapters) <= 1, "a choice has something to go by"
 
     @property
     def names(self) -> list[str]:
-        """Packages that may be chosen besides our kernels."""
+        """Packages that may be chosen in addition to Pagoda's kernels."""
         return list(self._adapters)
 
     def for_step(self, query_lens: IntArray, seq_lens: IntArray) -> AttentionBackend | None:
-        """The package for a step with these query tokens and keys of each sequence; None: our kernels."""
+        """The package for a step with these query tokens and keys of each sequence; None: Pagoda's kernels."""
         if not self._adapters or not query_lens.size:
             return None
         if self._table is None:
@@ -63,7 +63,7 @@ class AttentionChoice:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """The adapter's result. If it fails, ours, and no one asks it again."""
+        """The adapter's result. If it fails, Pagoda's kernels compute it, and the adapter is not used again."""
         try:
             if name in self._adapters:
                 adapter = self._adapters[name]
@@ -86,8 +86,8 @@ def choose_attention(
     device: torch.device,
     has_windows: bool = False,
 ) -> AttentionChoice:
-    """What --attention-backend asks for, on this device and for this rank of a model. Nothing on a CPU, and where our
-    own kernel does not run, for example because of --reference-kernels."""
+    """The choice for --attention-backend on this device, for this rank of a model. No adapters on a CPU, or where
+    Pagoda's own kernel does not run (also by --reference-kernels)."""
     asked = config.model.attention_backend
     if has_windows and device.type == "cuda":  # of other packages no one knows whether they read what left a window
         if asked not in ("auto", OURS):
@@ -137,7 +137,7 @@ def choose_attention(
 
 
 def _directory() -> Path | None:
-    """Where tables are kept; None: this user has no home."""
+    """Directory of stored tables; None: this user has no home directory."""
     try:
         return default_cache_directory().parent / "attention"
     except RuntimeError:
@@ -145,13 +145,13 @@ def _directory() -> Path | None:
 
 
 def scorings(layers: Sequence[AttentionLayer]) -> tuple[Scoring, ...]:
-    """How each layer of a model scores."""
+    """Scoring options of each layer of a model."""
     return tuple(Scoring(layer.scale, layer.window, layer.softcap) for layer in layers)
 
 
 @torch.inference_mode()
 def found_right(candidates: Sequence[type[Adapter]], needs: AttentionNeeds, device: torch.device) -> dict[str, Adapter]:
-    """Those that serve such layers with the results of our kernels. One line in the log for each of the others."""
+    """The adapters that serve such layers and agree with Pagoda's kernels. Logs one line for each of the others."""
     adapters: dict[str, Adapter] = {}
     for candidate in candidates:
         try:
@@ -179,8 +179,8 @@ def measured_choice(
     directory: Path | None,
     time: Timer = time_on_device,
 ) -> AttentionChoice:
-    """Go by the table that is kept in `directory` for these adapters, this device and these layers; or measure it, and
-    keep it there. None keeps nothing."""
+    """Use the table stored in `directory` for these adapters, this device and these layers; else measure and store it.
+    None stores nothing."""
     if not adapters:
         return AttentionChoice()
     key = table_key(adapters, needs, bounds, device_name)
@@ -208,7 +208,7 @@ def measured_choice(
 def table_key(
     adapters: Mapping[str, Adapter], needs: AttentionNeeds, bounds: StepBounds, device_name: str
 ) -> dict[str, Any]:
-    """Everything that decides what a table says, as JSON has it."""
+    """The key of a table, as JSON: everything that its measurements depend on."""
     return {
         "device": device_name,
         "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""Attention of other packages beside ours, over made-up steps of a model's heads: whether it is right, and how fast."""
+"""Checks and times other packages' attention against Pagoda's, over synthetic steps with a model's heads."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +16,20 @@ from pagoda_kernels.external.adapter import Adapter, AttentionNeeds
 from pagoda_worker.attention.table import OURS, AttentionTable, StepShape, shape_of
 
 Timer: TypeAlias = Callable[[Callable[[], object]], float]
-"""Seconds that a call takes."""
+"""Measures the seconds that a call takes."""
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-5}
-"""Absolute and relative: of weights that are rounded to the data type before values are summed up."""
+"""Absolute and relative tolerance, for weights that are rounded to the data type before values are summed."""
 CHECKED = ([1, 1, 17, 64, 1, 16], [300, 17, 300, 64, 1, 100])
-"""Query tokens and keys of the sequences that results are compared for."""
+"""Query tokens and keys of the sequences in the comparison."""
 CHECKED_WINDOW = 20
-"""Windows in that batch: an error of one key would not show in thousands."""
+"""Windows in that batch: an error of one key would not be visible among thousands."""
 POOL_BYTES = 512 << 20
-"""Keys and values that are read, each: more than caches of devices hold."""
+"""Bytes of keys, and of values, that are read: more than device caches hold."""
 KEYS = (256, 2048, 16384)
-"""Keys of a sequence, in what is timed."""
+"""Numbers of keys of a sequence in timed steps."""
 MAX_STEP_KEYS = 1 << 20
-"""Maximum over all sequences of a timed step; caches that hold more are rare."""
+"""Maximum number of keys over all sequences of a timed step; larger caches are rare."""
 ROUNDS = 5
 
 
@@ -42,7 +42,7 @@ class Lens(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepBounds:
-    """Limits of the steps that will be served."""
+    """Limits of the steps that the worker serves."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -53,8 +53,8 @@ class Batch:
     """A query, a cache of one layer, and the tables of a step."""
 
     def __init__(self, lens: Lens, needs: AttentionNeeds, device: torch.device, pool_bytes: int = POOL_BYTES) -> None:
-        """The cache is no larger than `pool_bytes` for keys and for values each, and one block more: sequences share
-        blocks where more would be needed. A block that no one has holds NaN."""
+        """The cache has at most `pool_bytes` for keys and for values, plus one block: sequences share blocks if more
+        are needed. A block without a sequence holds NaN."""
         self.lens, self._needs, self._device = lens, needs, device
         self._query_lens, self._seq_lens = np.array(lens.query_lens), np.array(lens.seq_lens)
         counts = -(-self._seq_lens // needs.block_size)
@@ -81,7 +81,7 @@ class Batch:
         return shape_of(self._query_lens, self._seq_lens)
 
     def attend(self, adapter: Adapter | None) -> list[Tensor]:
-        """A step's attention, all layers of it over the same cache. None: ours."""
+        """A step's attention, for all layers over the same cache. None: Pagoda's kernels."""
         plan = AttentionPlan(
             query_lens=self._query_lens,
             seq_lens=self._seq_lens,
@@ -98,7 +98,8 @@ class Batch:
 
 
 def difference(adapter_type: type[Adapter], needs: AttentionNeeds, device: torch.device) -> float:
-    """The greatest difference of a package's results from ours, in tolerances: at most 1 is right, NaN is infinite.
+    """The largest difference of a package's results from Pagoda's, in tolerances: at most 1 is correct, NaN counts as
+    infinite.
 
     Raises what the package raises.
     """
@@ -118,7 +119,7 @@ def difference(adapter_type: type[Adapter], needs: AttentionNeeds, device: torch
 
 
 def steps_to_measure(bounds: StepBounds) -> list[Lens]:
-    """A few shapes of every kind, within the bounds: in between, the nearest counts."""
+    """A few shapes of every kind, within the bounds; other shapes use the nearest."""
     longest, tokens = bounds.max_model_len, bounds.max_num_batched_tokens
     steps: list[Lens] = []
     for batch in sorted({min(batch, bounds.max_num_seqs, tokens) for batch in (1, 8, 64, 256)}):
@@ -144,7 +145,7 @@ def measure(
     time: Timer,
     pool_bytes: int = POOL_BYTES,
 ) -> AttentionTable:
-    """Time every step of `steps_to_measure`, with ours and with each adapter. Raises what these raise."""
+    """Time every step of `steps_to_measure` with Pagoda's kernels and with each adapter. Raises what these raise."""
     rows: dict[StepShape, dict[str, float]] = {}
     for lens in steps_to_measure(bounds):
         batch = Batch(lens, needs, device, pool_bytes)
@@ -156,7 +157,7 @@ def measure(
 def time_on_device(run: Callable[[], object]) -> float:
     """Median seconds between events of the current CUDA stream, after two calls that compile and warm up.
 
-    Where the host is slower than the device, it is the host's time: that of a step which nothing overlaps.
+    If the host is slower than the device, this is the host's time, as for a step that nothing overlaps.
     """
     for _ in range(2):
         run()

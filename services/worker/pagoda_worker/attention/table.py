@@ -1,4 +1,4 @@
-"""AttentionTable: how long each package's kernels took for a step's attention, by the shape of the step. Also on disk.
+"""AttentionTable: measured times of each package's attention kernels by step shape, in memory and on disk.
 
 Knows names and numbers; no kernels.
 """
@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 from pagoda_worker.steps.step import IntArray
 
 OURS = "triton"
-"""The name of our own kernels."""
+"""The name of Pagoda's own kernels."""
 
 
 class StepShape(NamedTuple):
     """The properties of a step that decide how long its attention takes."""
 
     kind: str
-    """decode: one query token a sequence; prompt: several each; mixed: both."""
+    """decode: one query token per sequence; prompt: several per sequence; mixed: both."""
     num_tokens: int
-    """Query tokens."""
+    """Number of query tokens."""
     num_keys: int
-    """Keys of a query token's sequence, on the average over query tokens."""
+    """Keys per query token, averaged over query tokens."""
 
     def distance(self, other: "StepShape") -> float:
-        """How many times one of them would have to be doubled, in tokens and in keys, to be the other."""
+        """Distance between two shapes: the number of doublings in tokens and in keys."""
         tokens, keys = math.log2(self.num_tokens / other.num_tokens), math.log2(self.num_keys / other.num_keys)
         return abs(tokens) + abs(keys)
 
@@ -46,11 +46,10 @@ class AttentionTable:
     """The measurements."""
 
     rows: Mapping[StepShape, Mapping[str, float]]
-    """Seconds of all layers of one step, what is worked out on the host for it included, by who computed them."""
+    """Seconds of all layers of one step, work on the host included, by package."""
 
     def fastest(self, shape: StepShape, names: Iterable[str]) -> str:
-        """Who of `names` and OURS was the fastest at the nearest measured shape of this kind; OURS, where none was
-        measured."""
+        """The fastest of `names` and OURS at the nearest measured shape of this kind; OURS if none was measured."""
         near = min((row for row in self.rows if row.kind == shape.kind), key=shape.distance, default=None)
         if near is None:
             return OURS
@@ -58,7 +57,7 @@ class AttentionTable:
         return min((OURS, *names), key=lambda name: seconds.get(name, math.inf))
 
     def save(self, directory: Path, key: Mapping[str, Any]) -> Path:
-        """Keep it for `load` with the same key. Raises OSError."""
+        """Store the table for `load` with the same key. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         path = _path(directory, key)
         rows = [{**shape._asdict(), "seconds": dict(seconds)} for shape, seconds in self.rows.items()]
@@ -69,7 +68,7 @@ class AttentionTable:
 
 
 def load_table(directory: Path, key: Mapping[str, Any]) -> AttentionTable | None:
-    """The table saved under this key; None: there is none, or it is unreadable."""
+    """The table stored under this key; None if there is none or it is unreadable."""
     try:
         saved = json.loads(_path(directory, key).read_text(encoding="utf-8"))
         if saved["key"] != key:

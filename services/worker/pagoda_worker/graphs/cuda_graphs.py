@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: what records them, for which models that is possible, and what they take."""
+"""CUDA graphs of decode steps: the recorder, the conditions on models, and the memory that they take."""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class CudaGraphRecorder:
-    """CUDA graphs that share one pool of memory: only one of them runs at a time, and keeps nothing for the next."""
+    """CUDA graphs that share one memory pool: only one of them runs at a time, and keeps nothing for the next."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -26,7 +26,7 @@ class CudaGraphRecorder:
         self._stream = new_stream(device)
 
     def record(self, run: Callable[[], None]) -> Graph:
-        """See GraphRecorder. Raises what a launch or the recording raises; the current stream is the same then."""
+        """See GraphRecorder. Raises what a launch or the recording raises; the current stream is restored."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -43,7 +43,7 @@ class CudaGraphRecorder:
 
 
 def why_eager(loaded: LoadedModel) -> str | None:
-    """The reason against graphs for a model on a CUDA device; None: no known one."""
+    """The reason why a model on a CUDA device cannot have graphs; None if there is none."""
     if loaded.config.model.enforce_eager:
         return "--enforce-eager"
     if len(loaded.layout.groups) != 1 or loaded.layout.recurrent:
@@ -54,7 +54,8 @@ def why_eager(loaded: LoadedModel) -> str | None:
 
 
 def what_waits(loaded: LoadedModel) -> str | None:
-    """The part of a model's decode step on a CUDA device that waits for the device or for others; None: nothing."""
+    """The part of a model's decode step on a CUDA device that waits for the device or for other ranks; None if nothing
+    does."""
     if loaded.parallel.world_size > 1:
         return "its ranks sum over NCCL"
     if loaded.model.what_waits is not None:
@@ -88,8 +89,8 @@ def make_decode_graphs(loaded: LoadedModel, kv_cache: KVCache, recorder: GraphRe
 def recorded_graphs(
     loaded: LoadedModel, kv_cache: KVCache, make_recorder: Callable[[torch.device], GraphRecorder] = CudaGraphRecorder
 ) -> DecodeGraphs | None:
-    """Graphs over the cache, recorded. None, with one line in the log, where there can be none or recording fails:
-    every step launches its kernels then."""
+    """Recorded graphs over the cache. None, with one log line, if there can be none or recording fails: then every step
+    launches its kernels."""
     reason = why_eager(loaded)
     if reason is not None:
         logger.info("no CUDA graphs, every step launches its kernels: %s", reason)

@@ -1,4 +1,4 @@
-"""DecodeBuffers: what a decode step reads and writes on the device, always at the same addresses. No model."""
+"""DecodeBuffers: inputs and outputs of decode steps on the device, at fixed addresses. No model."""
 
 import numpy as np
 import torch
@@ -9,19 +9,19 @@ from pagoda_worker.memory.transfers import Upload
 from pagoda_worker.steps.input_batch import ForwardInputs
 
 NO_SLOT = -1
-"""Where a padding row's key and value are written: nowhere."""
+"""Slot of a padding row, whose key and value are not written."""
 
 
 class DecodeBuffers:
     """Inputs and logits of up to `max_size` sequences with one token each; smaller steps use the first rows.
 
     A step of n sequences may be padded to any size up to `max_size`: a padding row is token 0 at position 0, writes to
-    no slot, and belongs to no sequence (query_start_loc repeats its last entry), so it reads no cache either. What the
-    model makes of it is in its own row and means nothing.
+    no slot, and belongs to no sequence (query_start_loc repeats its last entry), so it reads no cache either. Its
+    output row is meaningless.
 
-    A step's columns and block table lie one after the other in pinned memory and go over in one copy, which is then
-    spread on the device: the table's rows are as long as the step's longest there, and as long as they can be here.
-    Two such pieces of memory take turns, so that one can be written while the other one is still read.
+    A step's columns and block table lie one after the other in pinned memory and are sent in one copy, which is then
+    scattered on the device: in the copy the table's rows are as long as the step's longest, in the buffers as long as
+    possible. Two such pieces of memory take turns, so that one can be written while the other is still read.
     """
 
     input_ids: torch.Tensor
@@ -65,12 +65,12 @@ class DecodeBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the device, those of the copies on their way included."""
+        """Bytes on the device, including copies in flight."""
         on_device = (self._words, self._block_table, self.logits)
         return sum(tensor.nbytes for tensor in on_device) + sum(upload.num_bytes for upload in self._uploads)
 
     def fill(self, inputs: ForwardInputs, size: int) -> None:
-        """Take a step of at most `size` sequences with one token each, padded to `size` rows."""
+        """Load a step of at most `size` sequences with one token each, padded to `size` rows."""
         num_seqs, width = inputs.block_table.shape
         if num_seqs > size or size > self.max_size or inputs.input_ids.size != num_seqs:
             raise ValueError(f"{num_seqs} sequences with {inputs.input_ids.size} tokens, for a size of {size}")
@@ -98,7 +98,7 @@ class DecodeBuffers:
     def plan(self, size: int) -> AttentionPlan:
         """The plan of any step padded to `size` rows, for kernels that read lengths and blocks on the device.
 
-        Its bounds hold for every such step; its columns on the host say nothing about one.
+        Its bounds hold for every such step; its columns on the host are not those of a real step.
         """
         return AttentionPlan(
             query_lens=np.ones(size, dtype=np.int64),

@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 SMALLEST_SIZES = (1, 2, 4)
 SIZE_STEP = 8
 MAX_GRAPH_SIZE = 512
-"""Larger batches keep the device busy for longer than their launches take."""
+"""Maximum batch size: larger batches keep the device busy for longer than their launches take."""
 PROGRESS_S = 2.0
-"""Time between two lines in the log."""
+"""Seconds between two log lines."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -41,21 +41,21 @@ class Graph(Protocol):
     """Work that was recorded."""
 
     def replay(self) -> None:
-        """Do it again, on the current stream, with what stands in its inputs now."""
+        """Replay the work on the current stream, with the current content of its inputs."""
 
 
 class GraphRecorder(Protocol):
-    """Makes graphs."""
+    """Records graphs."""
 
     def record(self, run: Callable[[], None]) -> Graph:
         """A graph of what `run` launches. It is called at least once outside of the recording as well."""
 
 
 class DecodeGraphs:
-    """Replays steps in which every sequence computes one token, its last one; all other steps are none of its business.
+    """Replays steps in which every sequence computes one token, its last one, and handles no other steps.
 
-    Recorded are the model's forward pass and logits over `buffers`, with the bounds of the longest possible step: how
-    many keys a sequence has is read on the device.
+    A graph has the model's forward pass and logits over `buffers`, with the bounds of the longest possible step: the
+    number of keys of a sequence is read on the device.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DecodeGraphs:
         sizes: Sequence[int],
         recorder: GraphRecorder,
     ) -> None:
-        """`sizes`: rising, the last one is at most what the buffers hold."""
+        """`sizes`: ascending, the last one at most the size of the buffers."""
         self._model = model
         self._kv_cache = kv_cache
         self._buffers = buffers
@@ -77,19 +77,19 @@ class DecodeGraphs:
 
     @property
     def sizes(self) -> list[int]:
-        """Rising."""
+        """In ascending order."""
         return self._sizes
 
     @torch.inference_mode()
     def record(self, size: int) -> None:
-        """Record one size; the larger ones first, so that the others find room in what those took.
+        """Record one size; larger sizes first, so that smaller ones fit into their memory.
 
-        The step that is recorded is all padding: it reads and writes no cache.
+        The recorded step consists of padding: it reads and writes no cache.
         """
         self._graphs[size] = self._recorder.record(partial(self._forward, size))
 
     def record_all(self) -> None:
-        """Record every size, and tell the log how far it is."""
+        """Record every size, and log the progress."""
         started = told = time.monotonic()
         for number, size in enumerate(reversed(self._sizes), start=1):
             self.record(size)
@@ -100,17 +100,18 @@ class DecodeGraphs:
         logger.info("%d CUDA graphs recorded in %.1f s", len(self._sizes), time.monotonic() - started)
 
     def size_for(self, inputs: ForwardInputs, num_logit_rows: int) -> int:
-        """The size to replay for a step; 0: the step is not one token each, all sampled, or there are too many."""
+        """The size to replay for a step; 0 if not every sequence computes and samples one token, or there are too many
+        sequences."""
         num_seqs = inputs.slots.size
         if not inputs.input_ids.size == num_logit_rows == num_seqs or not 0 < num_seqs <= self._sizes[-1]:
             return 0
         return self._sizes[bisect.bisect_left(self._sizes, num_seqs)]
 
     def load(self, inputs: ForwardInputs, size: int, token_ids: Tensor | None = None) -> None:
-        """Put a step into the buffers, on the current stream.
+        """Load a step into the buffers, on the current stream.
 
         Args:
-            token_ids: [num_seqs] int64 on the device, in place of those of the inputs.
+            token_ids: [num_seqs] int64 on the device, instead of those in the inputs.
         """
         self._buffers.fill(inputs, size)
         if token_ids is not None:

@@ -1,4 +1,4 @@
-"""ModelBuilder: makes a model of a config.json on the meta device, as often as its weights are read."""
+"""ModelBuilder: builds a model from config.json on the meta device, once for every set of weights that is read."""
 
 from dataclasses import dataclass, replace
 
@@ -11,12 +11,12 @@ from pagoda_worker.models.registry import factory_of
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What comes of values that no model has."""
+"""Exceptions that invalid values in config.json cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelBuilder:
-    """One rank's."""
+    """The builder of one rank."""
 
     config: BuildConfig
     parallel: TensorParallel
@@ -35,10 +35,10 @@ class ModelBuilder:
         return self._build(self.parallel)
 
     def build_whole(self, part: Model) -> Model:
-        """What all ranks hold together, without weights.
+        """The whole model of all ranks, without weights.
 
         Args:
-            part: what `build` gave; the whole itself, for one rank.
+            part: result of `build`, which is the whole model for one rank.
         """
         return part if self.parallel.world_size == 1 else self._build(ALONE)
 

@@ -1,4 +1,4 @@
-"""Checkpoint: the files of a model on disk (fetched from the hub if need be) and its parsed configuration."""
+"""Checkpoint: the files of a model on disk (downloaded from the hub if needed) and its parsed configuration."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A model directory. Weights are found lazily: dummy weights need none."""
+    """A model directory. Weight files are looked up lazily, because dummy weights need none."""
 
     directory: Path
     config: dict[str, Any]
@@ -30,7 +30,7 @@ class Checkpoint:
     generation_config: dict[str, Any] | None
     """generation_config.json; None when there is none."""
     generation_config_json: str
-    """The same as text; empty when there is none."""
+    """The text of generation_config.json; empty if there is none."""
     tokenizer_eos_token_id: int | None = None
     """The tokenizer's eos_token; None where its files name none."""
     pooling: PoolingFiles = NO_FILES
@@ -59,7 +59,7 @@ class Checkpoint:
         """The safetensors files, or the GGUF file (its parts in order).
 
         Raises:
-            ModelLoadError: there are none, or the index names a file that is not there.
+            ModelLoadError: there are none, or the index names a missing file.
         """
         index = self.directory / INDEX_FILE
         if index.is_file():
@@ -91,8 +91,8 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Find the model and read its configuration.
 
     Raises:
-        ModelLoadError: no such directory or hub id, no config.json, one that is no JSON object, or a pooling that is
-            not known.
+        ModelLoadError: there is no such directory or hub id, config.json is missing or not a JSON object, or the
+        pooling is not known.
     """
     place = resolve_model(config.model)
     directory = place if isinstance(place, Path) else _download(config)

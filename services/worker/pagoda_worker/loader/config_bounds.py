@@ -1,7 +1,7 @@
-"""What a config.json may hold at most, looked at before anything is made of it. Knows names and numbers; no model.
+"""Bounds on a config.json, checked before a model is built.
 
-A checkpoint is someone else's text: a thousand million layers must be an error at once, not a worker that builds for
-hours.
+Knows names and numbers; no model. A checkpoint is untrusted: a billion layers must be an error at once, not a worker
+that builds for hours.
 """
 
 import re
@@ -11,9 +11,10 @@ from pagoda_common.errors import ModelLoadError
 
 MAX_DEPTH = 32
 MAX_VALUES = 1_000_000
-"""Maximum for a whole file, which may have long lists: layer_types, no_rope_layers, layers that are not quantized."""
+"""Maximum number of values in a file, which may have long lists: layer_types, no_rope_layers, layers that are not
+quantized."""
 MAX_EXPERTS = 2**18
-"""Maximum over all layers together."""
+"""Maximum number of experts over all layers."""
 _LAYERS = r"(num|n)_(hidden_)?layers?"
 _EXPERTS = r"(num|n)_([a-z]+_)?experts"
 BOUNDS = (
@@ -28,7 +29,7 @@ BOUNDS = (
     (r"vocab_size", 2**24),
     (r"(original_)?max_position_embeddings|n_positions|max_seq_len|seq_length", 2**27),
 )
-"""Names of sizes as patterns, and the most that each may be: several times what any model has."""
+"""Patterns of size names, and the maximum of each: several times that of any model."""
 _BOUNDS = tuple((re.compile(pattern), most) for pattern, most in BOUNDS)
 _TEXTS = ("model_type", "dtype", "torch_dtype")
 MAX_TEXT_CHARS = 200
@@ -38,7 +39,7 @@ def check_config(config: dict[str, Any], *, file: str = "config.json") -> None:
     """Check types and sizes of names and numbers in a config.json.
 
     Raises:
-        ModelLoadError: the first value that is not, by its name.
+        ModelLoadError: a value is out of bounds; the message names the first one.
     """
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files as matrices of a model: by transformers' names, rows in its order. Knows no models."""
+"""Reads the tensors of GGUF files as a model's matrices, with transformers' names and row order. Knows no models."""
 
 import math
 import os
@@ -20,13 +20,13 @@ from pagoda_worker.loader.tensor_file import read_bytes
 
 
 class GgufWeights:
-    """One open file. Any thread may read."""
+    """One open file, for any thread."""
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            ModelLoadError: it is damaged.
-            OSError: it cannot be read.
+            ModelLoadError: the file is damaged.
+            OSError: the file cannot be read.
         """
         self.file = GgufFile.read(path)
         self.descriptor = os.open(path, os.O_RDONLY)
@@ -42,16 +42,16 @@ class GgufWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufMatrix:
-    """A tensor of an open file, or one of those that are stacked in it."""
+    """A tensor of an open file, or one of the tensors stacked in it."""
 
     weights: GgufWeights
     tensor: GgufTensor
     index: int | None = None
-    """Index of the expert, in the first dimension."""
+    """Index of the expert in the first dimension."""
     num_heads: int = 0
-    """Heads whose rows are stored as neighbouring pairs and wanted as halves; 0: rows are in order."""
+    """Number of heads whose rows are stored as adjacent pairs and needed as halves; 0: rows are in order."""
     offset: float = 0.0
-    """Number that the file adds to every value."""
+    """Number that the file has added to every value."""
 
     @property
     def stored_name(self) -> str:
@@ -60,7 +60,7 @@ class GgufMatrix:
 
     @property
     def shape(self) -> list[int]:
-        """As torch has it."""
+        """Shape in torch's order."""
         return list(self.tensor.shape if self.index is None else self.tensor.shape[1:])
 
     @property
@@ -69,11 +69,11 @@ class GgufMatrix:
         return self.tensor.num_bytes // (1 if self.index is None else self.tensor.shape[0])
 
     def read(self) -> Tensor | QuantizedMatrix:
-        """Floats, or integers where these are exact.
+        """Floats, or integers if these are exact.
 
         Raises:
-            OSError: the file ends before.
-            ModelLoadError: a scale is no number.
+            OSError: the file ends too early.
+            ModelLoadError: a scale is not a number.
         """
         path, shape = self.weights.file.path, self.shape
         offset = self.tensor.offset + (self.index or 0) * self.num_bytes
@@ -91,7 +91,7 @@ class GgufMatrix:
         return matrix if order is None else matrix[order]
 
     def _order(self) -> Tensor | None:
-        """Which stored row is each of the wanted ones, [rows]; None: the same."""
+        """Index of the stored row for each row, [rows]; None: unchanged."""
         if not self.num_heads:
             return None
         rows = torch.arange(self.shape[0])
@@ -106,10 +106,10 @@ def _of_rows(matrix: QuantizedMatrix, order: Tensor | None) -> QuantizedMatrix:
 
 
 def gguf_matrices(weights: Sequence[GgufWeights]) -> dict[str, GgufMatrix]:
-    """All tensors of a model's files, by transformers' names; those that it has no name for keep theirs.
+    """All tensors of a model's files, by transformers' names; tensors without such a name keep theirs.
 
     Raises:
-        ModelLoadError: a tensor is in several files, or rows cannot be put in order.
+        ModelLoadError: a tensor is in several files, or rows cannot be reordered.
     """
     first = weights[0].file
     family, found = family_of(first), dict[str, GgufMatrix]()

@@ -1,4 +1,4 @@
-"""What a rank holds of a stored tensor, and where in its parameter. Knows tensors and sources; no files."""
+"""Finds a rank's part of a stored tensor, and its place in the parameter. Knows tensors and sources; no files."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from pagoda_worker.models.weights import WeightSource
 
 
 def in_order(tensor: Tensor, source: WeightSource) -> Tensor:
-    """A stored tensor with its dimensions and rows as in the parameter; a view where nothing has to move."""
+    """A stored tensor with dimensions and rows as in the parameter; a view if possible."""
     if source.is_transposed:
         tensor = tensor.t()
     if source.group_rows:
@@ -23,10 +23,10 @@ def in_order(tensor: Tensor, source: WeightSource) -> Tensor:
 def copy_part(
     tensor: Tensor, source: WeightSource, parameter: Tensor, sharding: WeightSharding, *, num_rows: int
 ) -> None:
-    """Copy what this rank holds of a tensor into its parameter.
+    """Copy this rank's part of a tensor into its parameter.
 
     Args:
-        tensor: rows `source.row_start` and on of the whole parameter.
+        tensor: rows of the whole parameter from `source.row_start`.
         num_rows: of the whole parameter.
     """
     if not tensor.dim():
@@ -41,7 +41,7 @@ def copy_part(
 def held_parts(
     tensor: Tensor, source: WeightSource, sharding: WeightSharding, *, num_rows: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """What this rank holds of a tensor with rows, each part with its first row in the rank's parameter.
+    """This rank's parts of a tensor's rows, each with its first row in the rank's parameter.
 
     Args:
         num_rows: of the whole parameter.

@@ -13,33 +13,33 @@ from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 LARGE_MODEL_BYTES = 64 << 20
-"""Weights from which on a worker takes memory for its cache before the first request."""
+"""Bytes of weights above which a worker takes memory for its cache before the first request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """One rank's."""
+    """The loaded model of one rank."""
 
     model: Model
     config: EngineConfig
     max_model_len: int
-    """Tokens; config.model.max_model_len, or the checkpoint's (also where no more than fits is wanted)."""
+    """Tokens; config.model.max_model_len, or the checkpoint's (even if only as much as fits is wanted)."""
     weight_bytes: int
-    """Bytes of this rank."""
+    """Bytes of this rank's weights."""
     dtype: torch.dtype
     """Data type of weights and activations."""
     cache_dtype: torch.dtype
     """Data type of the KV cache; int8 and FP8 are quantized."""
     device: torch.device
     layout: CacheLayout
-    """How what its layers keep of a sequence is kept."""
+    """Layout of the data that its layers keep of a sequence."""
     parallel: TensorParallel = ALONE
     attention: AttentionChoice = field(default_factory=AttentionChoice)
     """Choice of kernels for attention in steps without a CUDA graph."""
 
     @property
     def is_large(self) -> bool:
-        """Whether memory is taken before it is used."""
+        """Whether cache memory is taken before it is used."""
         return self.weight_bytes >= LARGE_MODEL_BYTES
 
     def make_cache(self, *, num_blocks: int, num_cpu_blocks: int = 0) -> KVCache:
@@ -56,10 +56,10 @@ class LoadedModel:
         )
 
     def make_states(self, *, num_snapshots: int, num_cpu_snapshots: int = 0, num_slots: int = 0) -> StatePool | None:
-        """New states of recurrent layers; None: the model has none.
+        """New states of recurrent layers; None if the model has none.
 
         Args:
-            num_slots: 0: one for each sequence that may run.
+            num_slots: 0 means one for each sequence that may run.
         """
         if not self.model.recurrent_layers:
             return None

@@ -1,4 +1,4 @@
-"""Tensors of consolidated.safetensors by transformers' names, rows of queries and keys in its order."""
+"""Reads tensors of consolidated.safetensors under transformers' names, with query and key rows in its order."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def mistral_tensors(found: Mapping[str, StoredTensor], directory: Path) -> dict[
     """The same, renamed.
 
     Raises:
-        ModelLoadError: rows of queries or keys are not of whole heads.
+        ModelLoadError: rows of queries or keys are not a multiple of the head size.
     """
     head_dim = int(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("head_dim") or 0)
     renamed = {}

@@ -1,5 +1,5 @@
-"""The weights of a worker's model: where they come from, how they leave the device's memory, and how others take their
-place. Knows tensors and checkpoints; no requests, no gRPC."""
+"""ModelWeights: loads a worker's weights, moves them out of device memory, and replaces them. Knows tensors and
+checkpoints; no requests, no gRPC."""
 
 import gc
 from collections.abc import Iterator
@@ -29,15 +29,15 @@ META = torch.device("meta")
 
 
 class ModelWeights:
-    """The parameters of one model on one device. One caller at a time, but `prepare`, which may run beside it."""
+    """The parameters of one model on one device. One caller at a time, except that `prepare` may run concurrently."""
 
     def __init__(
         self, *, model: Model, config: ModelConfig, dtype: torch.dtype, device: torch.device, builder: ModelBuilder
     ) -> None:
         """
         Args:
-            model: this rank's part, on the meta device; `reload` gives it its first weights.
-            builder: what has built it.
+            model: this rank's part, on the meta device; `reload` loads its first weights.
+            builder: the builder of `model`.
         """
         self._builder = builder
         self._config = config
@@ -54,29 +54,29 @@ class ModelWeights:
         )
         self._set_methods(model)
         self._in_host: dict[str, Tensor] = {}
-        """Parameters that wait in host memory, by name."""
+        """Parameters that are kept in host memory, by name."""
         self._prepared: tuple[WeightsSource, Model] | None = None
         self._base = WeightsSource(model=config.model, revision=config.revision)
         self._source = self._base
 
     @property
     def source(self) -> WeightsSource | None:
-        """Where the weights are from; None is the model's own checkpoint."""
+        """Source of the weights; None: the model's own checkpoint."""
         return None if self._source == self._base else self._source
 
     @property
     def prepared_source(self) -> WeightsSource | None:
-        """Weights that `prepare` has read; None: none."""
+        """Source of the weights that `prepare` has read; None: none."""
         return None if self._prepared is None else self._prepared[0]
 
     @property
     def _is_missing(self) -> bool:
-        """Whether the device does not have them."""
+        """Whether the weights are not on the device."""
         return any(parameter.is_meta for parameter in self._model.parameters())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights, wherever they are."""
+        """Bytes of the weights, on device or host."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
 
     @property
@@ -85,10 +85,11 @@ class ModelWeights:
         return self._builder.build_whole(self._model)
 
     def leave_device(self, *, level: int) -> int:
-        """Free the device's memory: to host memory with level 1, unless that is the device's own; else for good.
+        """Free the device's memory: move weights to host memory with level 1, unless the device uses host memory; else
+        drop them.
 
         Returns:
-            Bytes that the device got back.
+            Bytes freed on the device.
         """
         self.forget_prepared()
         self._model.release_kernels()
@@ -107,10 +108,11 @@ class ModelWeights:
         return freed
 
     def come_back(self, progress: Progress) -> None:
-        """The end of `leave_device`: from host memory, else from where they were read. Nothing if they are there.
+        """Undo `leave_device`: restore weights from host memory, else from the checkpoint. No-op if they are on the
+        device.
 
         Raises:
-            ModelLoadError: the checkpoint is not what it was.
+            ModelLoadError: the checkpoint has changed.
             OutOfMemory: the device has no room for them.
         """
         if self._in_host:
@@ -122,8 +124,8 @@ class ModelWeights:
         """Read other weights into host memory, and check them against the model.
 
         Raises:
-            ModelLoadError: they are not there, damaged, or of another model; the message names file, field or tensor.
-            OutOfMemory: host memory has no room for them.
+            ModelLoadError: the weights are missing, damaged, or of another model; the message names file, field or
+            tensor. OutOfMemory: host memory has no room for them.
         """
         self.forget_prepared()
         available = available_memory_bytes()
@@ -144,10 +146,10 @@ class ModelWeights:
             release_memory(HOST)
 
     def reload(self, source: WeightsSource | None, progress: Progress) -> None:
-        """Hold the weights of `source` (None: the model's own) from now on; what was not prepared is read first.
+        """Change to the weights of `source` (None: the model's own); weights that were not prepared are read first.
 
         Raises:
-            ModelLoadError, OutOfMemory: as `prepare`; weights that were there stay.
+            ModelLoadError, OutOfMemory: as `prepare`; the old weights stay.
         """
         source = source or self._base
         if self._prepared is not None and self._prepared[0] == source:
@@ -172,7 +174,7 @@ class ModelWeights:
         release_memory(self._device)
 
     def _set_methods(self, model: Model) -> None:
-        """Have the matrices of a model on the meta device held as the device's kernels want them."""
+        """Convert the matrices of a model on the meta device to the form of the device's kernels."""
         model.cast(self._dtype)
         for layer in _matrices(model):
             layer.method = self._methods.of_floats(layer)
@@ -190,7 +192,7 @@ class ModelWeights:
             raise
 
     def _put(self, tensors: dict[str, Tensor]) -> None:
-        """Take host tensors as parameters, out of `tensors` one by one."""
+        """Move host tensors to parameters, one by one, emptying `tensors`."""
         self._model.release_kernels()
         try:
             for name, module, leaf, parameter in list(_parameters(self._model)):
@@ -206,7 +208,7 @@ class ModelWeights:
             raise OutOfMemory(f"the device has no room for the weights: {error}") from error
 
     def _read(self, source: WeightsSource, model: Model, device: torch.device, progress: Progress) -> None:
-        """Fill a model on the meta device. If that fails, some matrices are not as they are used."""
+        """Fill a model on the meta device. After a failure, some matrices are not in their final form."""
         for layer in _matrices(model):
             layer.method = self._methods.of_floats(layer)
             layer.begin_loading(self._dtype)
@@ -247,7 +249,7 @@ def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[st
     """The method of a checkpoint's quantized matrices and their format (None: their file says it); None: it has floats.
 
     Raises:
-        ModelLoadError: a method that is not supported, or another one than --quantization says.
+        ModelLoadError: the method is not supported, or differs from --quantization.
     """
     asked = parse_quantization(config.quantization)
     found = stored_format(checkpoint.config)
@@ -268,7 +270,7 @@ def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[st
 
 
 def _check_same(model: Model, served: Model, checkpoint: Checkpoint) -> None:
-    """Whether a checkpoint is of the served model.
+    """Check that a checkpoint is of the served model.
 
     Raises:
         ModelLoadError: it is not; the message names what differs.
@@ -301,7 +303,7 @@ def _parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, nn.Paramete
 
 
 def release_memory(device: torch.device) -> None:
-    """Give what is not used any more back to the machine."""
+    """Return unused memory to the machine."""
     gc.unfreeze()  # a model that is given up may have been kept out of collections
     gc.collect()
     if device.type == "cuda":

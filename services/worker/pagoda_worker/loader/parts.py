@@ -1,5 +1,5 @@
-"""Parts of parameters, and how each is read: to a buffer, to where it stays, or some rows at a time into the form that
-a kernel reads. Knows tensors of files; no models."""
+"""Parts of parameters, read in one of three ways: into a buffer, into the final memory, or by rows into a kernel's
+form. Knows tensors of files; no models."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
@@ -15,13 +15,13 @@ from pagoda_worker.models.linear_method import SINK_ROWS, RowSink
 from pagoda_worker.models.weights import WeightSource
 
 PART_BYTES = 16 << 20
-"""Larger tensors are read by several threads, where nothing waits for the whole."""
+"""Bytes above which a tensor is read by several threads, if nothing needs the whole."""
 CHUNK_BYTES = 1 << 20
-"""Rows that a thread reads before it packs them: they are still in its cache then."""
+"""Number of rows that a thread reads before it packs them, while they are still in its cache."""
 
 
 class InBuffers(NamedTuple):
-    """What is read into memory that is given back after its use, where it is one tensor."""
+    """A part that is read into temporary memory."""
 
     stored: Stored
     buffers: ReadBuffers
@@ -44,7 +44,7 @@ class InBuffers(NamedTuple):
 
 
 class InScaled(NamedTuple):
-    """A quantized matrix that may stay small floats with scales."""
+    """A quantized matrix that may be kept as small floats with scales."""
 
     stored: StoredMatrix
 
@@ -64,13 +64,13 @@ class InScaled(NamedTuple):
 
 
 class InPlace(NamedTuple):
-    """What is read to where it stays."""
+    """A part that is read into its final memory."""
 
     stored: StoredTensor
     first_byte: int
     """Of the tensor."""
     target: Tensor
-    """Contiguous, in host memory."""
+    """Contiguous target in host memory."""
 
     @property
     def num_bytes(self) -> int:
@@ -79,22 +79,22 @@ class InPlace(NamedTuple):
 
     @property
     def held_bytes(self) -> int:
-        """Memory until its use, besides that where it stays."""
+        """Bytes of temporary memory, besides the final memory."""
         return 0
 
     def read(self) -> None:
-        """Have it there."""
+        """Read the part."""
         self.stored.file.read_into(self.stored.stored_name, self.target, self.first_byte)
 
 
 class InRows(NamedTuple):
-    """Rows that a sink takes, as many at a time as stay in a core's cache."""
+    """Rows that are given to a sink, as many at a time as fit a core's cache."""
 
     stored: StoredTensor
     rows: range
     """Of the tensor."""
     row_start: int
-    """Row of the matrix that is the tensor's first one."""
+    """Row of the matrix for the tensor's first row."""
     sink: RowSink
     buffers: ReadBuffers
 
@@ -105,11 +105,11 @@ class InRows(NamedTuple):
 
     @property
     def held_bytes(self) -> int:
-        """Memory until its use, besides that where it stays."""
+        """Bytes of temporary memory, besides the final memory."""
         return 0
 
     def read(self) -> None:
-        """Have them taken."""
+        """Read the rows into the sink."""
         stored, row_bytes = self.stored, self.stored.row_bytes
         at_once = max(1, CHUNK_BYTES // (SINK_ROWS * row_bytes)) * SINK_ROWS
         buffer = self.buffers.take(min(at_once, len(self.rows)) * row_bytes)
@@ -131,20 +131,20 @@ class ReadPart(NamedTuple):
 
     source: WeightSource
     value: Tensor | QuantizedMatrix | ScaledMatrix | None
-    """None: it is where it stays."""
+    """None: it was read into its final memory."""
     num_bytes: int
     """In the files."""
     is_last: bool
-    """All of the source was read."""
+    """Whether the whole source was read."""
 
 
 class Part(NamedTuple):
-    """A part that is to be read, for `read_ahead`."""
+    """A part to read, for `read_ahead`."""
 
     source: WeightSource
     reading: Reading
     is_last: bool
-    """It ends its source."""
+    """Whether it is the last part of its source."""
 
     @property
     def num_bytes(self) -> int:
@@ -152,7 +152,7 @@ class Part(NamedTuple):
         return self.reading.held_bytes
 
     def read(self) -> ReadPart:
-        """It, and what it is."""
+        """Read the part and describe it."""
         return ReadPart(self.source, self.reading.read(), self.reading.num_bytes, self.is_last)
 
 

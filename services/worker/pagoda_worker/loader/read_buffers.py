@@ -1,4 +1,4 @@
-"""ReadBuffers: memory for what is read, used again for what is read later. Knows bytes; no files."""
+"""ReadBuffers: reusable memory for reading. Knows bytes; no files."""
 
 import threading
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 MAX_KEPT_BYTES = 64 << 20
-"""Maximum size of buffers that wait to be reused."""
+"""Maximum total bytes of buffers kept for reuse."""
 GRAIN = 1 << 16
-"""Sizes of buffers are multiples of it, so that tensors of nearly the same size share one."""
+"""Sizes of buffers are multiples of this, so that tensors of nearly the same size can share one."""
 MOST_TIMES_TOO_LARGE = 4
 
 
 class ReadBuffers:
-    """Any thread may take and give back.
+    """Buffers that any thread may take and return.
 
-    New memory comes from the kernel page by page, which takes as long as reading does, and what the allocator keeps of
-    memory that one thread takes and another frees would count for the peak.
+    New memory comes from the kernel page by page, which takes as long as reading, and memory that one thread allocates
+    and another frees would stay in the allocator and raise the peak.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class ReadBuffers:
         """By address."""
 
     def take(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8, of any content."""
+        """[num_bytes] uint8, uninitialized."""
         with self._lock:
             fitting = [
                 one for one in self._free if num_bytes <= one.numel() <= MOST_TIMES_TOO_LARGE * num_bytes + GRAIN
@@ -41,7 +41,7 @@ class ReadBuffers:
         return buffer[:num_bytes]
 
     def give_back(self, tensor: object) -> None:
-        """A tensor in memory that was taken, which no one reads any more; of anything else nothing is done."""
+        """Return a tensor's buffer, which is no longer read; no-op for tensors in other memory."""
         if not isinstance(tensor, Tensor) or not tensor.is_cpu:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Reads a model: its shape, its weights on a device, and what is known of it then. Knows no cache and no steps."""
+"""Reads a model: its configuration, its weights onto a device, and its properties. Knows no cache and no steps."""
 
 import logging
 import time
@@ -48,10 +48,10 @@ def read_model(
     source: WeightsSource | None,
     progress: Progress,
 ) -> ReadModel:
-    """The model of a config, on a device; kernels are chosen for the process on the way.
+    """Load the model of a config onto a device; this also chooses kernels for the process.
 
     Args:
-        source: of the weights; None is the model's own checkpoint.
+        source: of the weights; None: the model's own checkpoint.
 
     Raises:
         ModelLoadError: the checkpoint cannot be served.
@@ -121,12 +121,12 @@ def read_model(
 
 
 def _stated(checkpoint: Checkpoint) -> int | None:
-    """Tokens of context that config.json says, as programs for vLLM have it in hf_overrides beside a new rotation."""
+    """Tokens of context in config.json, which programs for vLLM set in hf_overrides together with a new rotation."""
     stated = checkpoint.config.get("max_model_len")
     return stated if isinstance(stated, int) and stated > 0 else None
 
 
 def _longest(model: Model, checkpoint: Checkpoint) -> int:
-    """Tokens of context: what the model was made for, and no more than its embeddings were trained with."""
+    """Tokens of context: those that the model was made for, at most those that its embeddings were trained with."""
     longest = model.max_position_embeddings
     return min(longest, checkpoint.pooling.max_seq_length or longest) if model.only_pools else longest

@@ -1,4 +1,4 @@
-"""A rank's matrix of small floats, from the parts that a checkpoint stores. Knows tensors and sources; no files."""
+"""Builds a rank's matrix of small floats from the stored parts. Knows tensors and sources; no files."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,8 @@ def join_scaled(
     num_rows: int,
     device: torch.device,
 ) -> ScaledMatrix | None:
-    """What a rank's layer holds of all parts, with the groups that all of them can have; None: no kernel reads it.
-
-    A border between ranks may be inside of a group: groups become smaller then.
+    """A rank's layer from all parts, with groups that fit all of them; None: no kernel reads it. A border between ranks
+    may be inside a group: then groups become smaller.
 
     Args:
         parts: all rows of the whole matrix together.

@@ -1,4 +1,4 @@
-"""The content of a checkpoint under one name of the model: a tensor, or those of a quantized matrix."""
+"""The content of a checkpoint under the model's names: tensors, or the tensors of a quantized matrix."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ class StoredTensor(NamedTuple):
     stored_name: str
     shape: list[int]
     dtype: str
-    """As safetensors calls it."""
+    """Name of the data type in safetensors."""
     paired_rows: int = 0
-    """Rows of a head, which are stored as neighbouring pairs and needed as halves; 0: rows are in order."""
+    """Number of rows of a head, which are stored as adjacent pairs and needed as halves; 0: rows are in order."""
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +37,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Of each of the first dimension, which there is."""
+        """Bytes of each entry of the first dimension, which must exist."""
         return math.prod(self.shape[1:]) * _ITEM_BYTES.get(self.dtype, 1)
 
     def read(self) -> Tensor:
@@ -91,7 +91,7 @@ Stored: TypeAlias = StoredTensor | StoredMatrix | GgufMatrix
 
 
 def join_quantized(stored: Mapping[str, StoredTensor], format: StoredFormat) -> dict[str, Stored]:
-    """What the files hold, with matrices in place of the tensors that they are stored as.
+    """The content of the files, with the tensors of each quantized matrix joined.
 
     Args:
         stored: by the names in the files.
@@ -118,10 +118,10 @@ def join_quantized(stored: Mapping[str, StoredTensor], format: StoredFormat) -> 
 
 
 def drop_empty_biases(found: dict[str, Stored], sources: Sequence[WeightSource]) -> None:
-    """GPTQ's writers give every layer a bias, of zeros where the model has none.
+    """Drop biases that the model does not have: GPTQ's writers give every layer a bias, which may be zeros.
 
     Args:
-        found: what the files hold, by the names of the model.
+        found: content of the files, by the model's names.
     """
     wanted = {source.name for source in sources}
     for source in sources:

@@ -1,6 +1,6 @@
-"""Tensors of safetensors files, read by position into memory of their own, some ahead of their use.
+"""Reads tensors of safetensors files by position into separate memory, some ahead of their use.
 
-A mapped file would count as memory of the process until its pages are given back, beside the weights made of them.
+A mapped file would count as the process's memory until its pages are released, in addition to the weights.
 """
 
 import json
@@ -20,11 +20,11 @@ from pagoda_worker.loader.read_buffers import ReadBuffers
 from pagoda_worker.threads import num_usable_cores
 
 MIN_READERS, MAX_READERS = 2, 16
-"""Threads that read, and mostly pack what they read: as many as cores."""
+"""Number of threads that read, and mostly pack what they read: the number of cores."""
 MAX_AHEAD_BYTES = 64 << 20
-"""Maximum size of tensors that were read ahead; a larger tensor is read alone."""
+"""Maximum total bytes read ahead; a larger tensor is read alone."""
 MAX_AHEAD = 64
-"""Maximum number of entries that are read ahead."""
+"""Maximum number of entries read ahead."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -47,15 +47,15 @@ T = TypeVar("T")
 
 
 class TensorFile:
-    """One open file. Any thread may read."""
+    """One open file, for any thread."""
 
     def __init__(self, path: Path, *, max_header_bytes: int | None = None) -> None:
         """
         Args:
-            max_header_bytes: of the list of tensors; the library has a bound of 100 MB.
+            max_header_bytes: bound on the list of tensors; the library's is 100 MB.
 
         Raises:
-            SafetensorError, OSError: it is damaged, or cannot be read.
+            SafetensorError, OSError: the file is damaged, or cannot be read.
         """
         if max_header_bytes is not None:
             with path.open("rb") as file:
@@ -77,10 +77,10 @@ class TensorFile:
         self._descriptor = os.open(path, os.O_RDONLY)
 
     def read(self, name: str, buffers: ReadBuffers | None = None) -> Tensor:
-        """A tensor, in host memory of its own, or in memory that is taken from `buffers`.
+        """A tensor in new host memory, or in memory from `buffers`.
 
         Raises:
-            OSError: the file ends before it, or its data type is unknown to torch.
+            OSError: the file ends too early, or torch does not know the data type.
         """
         dtype, shape, begin, end = self.entries[name]
         if dtype not in DTYPES:
@@ -93,14 +93,14 @@ class TensorFile:
             raise OSError(f"{self.path}: {name} has shape {str(shape)[:200]}, which no tensor has") from error
 
     def read_into(self, name: str, target: Tensor, first_byte: int = 0) -> None:
-        """Some of a tensor into host memory that is there.
+        """Read a part of a tensor into existing host memory.
 
         Args:
-            target: contiguous, of the size of what is read.
+            target: contiguous, of the size of the part.
             first_byte: of the tensor.
 
         Raises:
-            OSError: the file ends before it.
+            OSError: the file ends too early.
         """
         _, _, begin, _ = self.entries[name]
         memory = target.detach().view(-1).view(torch.uint8)
@@ -116,10 +116,10 @@ class TensorFile:
 
 
 def read_bytes(descriptor: int, offset: int, count: int, if_short: str, buffers: ReadBuffers | None = None) -> Tensor:
-    """[count] uint8 of an open file, from `offset` on, in memory of its own or of `buffers`.
+    """[count] uint8 of an open file from `offset`, in new memory or in memory from `buffers`.
 
     Raises:
-        OSError: it ends before; the message is `if_short`.
+        OSError: the file ends too early; the message is `if_short`.
     """
     buffer = torch.empty(count, dtype=torch.uint8) if buffers is None else buffers.take(count)
     _read(descriptor, offset, buffer, if_short)
@@ -137,13 +137,13 @@ def _read(descriptor: int, offset: int, memory: Tensor, if_short: str) -> None:
 
 
 def in_halves(tensor: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head that are neighbouring pairs of a rotation, as two halves. [heads * head_dim, ...]."""
+    """Reorder rows of each head from adjacent pairs of a rotation to two halves. [heads * head_dim, ...]."""
     paired = tensor.view(-1, head_dim // 2, 2, *tensor.shape[1:])
     return paired.transpose(1, 2).reshape(tensor.shape)
 
 
 def _compute_alone() -> None:
-    """Kernels that this thread calls have no other: so many threads call some."""
+    """Use one thread in kernels called from this thread, because many threads call them."""
     torch.set_num_threads(1)
 
 
@@ -152,17 +152,17 @@ class Readable(Protocol[T_co]):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what was read, until its use."""
+        """Bytes of what was read, until its use."""
 
     def read(self) -> T_co:
-        """What is read."""
+        """Read and return the content."""
 
 
 def read_ahead(entries: Iterable[Readable[T]]) -> Iterator[T]:
-    """What each entry reads, in their order, while threads read those that follow.
+    """The content of each entry, in order, while threads read the following ones.
 
     Raises:
-        What `read` raises, when it is that entry's turn.
+        What `read` raises, in that entry's turn.
     """
     coming = iter(entries)
     reading: deque[tuple[Future[T], int]] = deque()

@@ -1,4 +1,4 @@
-"""Fills a model that was built on the meta device: from safetensors, or with random weights by seed."""
+"""Fills a model on the meta device with weights from safetensors, or with random weights by seed."""
 
 import logging
 from collections import Counter
@@ -38,9 +38,9 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with bytes read and bytes to read."""
 
 UNSCALED = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8")
-"""Data types, by safetensors' names, that no parameter has."""
+"""safetensors' names of data types that parameters never have."""
 MAX_NAMED = 8
-"""Tensors named in one error message."""
+"""Maximum number of tensors named in one error message."""
 
 
 def load_weights(
@@ -53,13 +53,13 @@ def load_weights(
     methods: LinearMethods,
     stored: StoredFormat | None = None,
 ) -> None:
-    """Read every tensor into the parameter (or its rows) that it fills, the next ones while one is packed or quantized.
+    """Read every tensor into its parameter (or rows of it); the next ones are read while one is packed or quantized.
 
     Args:
-        model: this rank's part; only what it holds is read.
-        whole: what all ranks hold together, without weights.
-        methods: how layers hold what is stored as integers.
-        stored: how that is; None: all is stored as floats.
+        model: this rank's part; only its tensors are read.
+        whole: the model of all ranks, without weights.
+        methods: choose how layers hold matrices stored as integers.
+        stored: their format; None: all weights are floats.
 
     Raises:
         ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
@@ -108,8 +108,8 @@ def load_weights(
 
 
 class _Filler:
-    """Gives one parameter after the other its memory and its values, and finishes it once all its parts are there: a
-    model that will be packed or quantized is never completely in memory as stored."""
+    """Allocates and fills one parameter after the other, and finishes each once all its parts are read, so that a model
+    that is packed or quantized is never completely in memory as stored."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Filler:
             fitting = source if is_transposed == source.is_transposed else replace(source, is_transposed=False)
             self._sources.setdefault(source.parameter, []).append((fitting, stored))
         self._sinks: dict[str, RowSink] = {}
-        """Of parameters that are being read, by name."""
+        """By name, of parameters that are being read."""
         self._device = device
         self._methods = methods
         self._num_missing = Counter(source.parameter for source in names.sources)
@@ -139,19 +139,19 @@ class _Filler:
         self._shapes = {name: list(parameter.shape) for name, parameter in whole.named_parameters()}
         self._num_rows = {name: _num_rows(parameter) for name, parameter in whole.named_parameters()}
         self._integers: dict[str, list[tuple[WeightSource, QuantizedMatrix]]] = {}
-        """Parts that are there, of parameters that are all integers so far."""
+        """Parts that were read, of parameters that are all integers so far."""
         self._scaled: dict[str, list[tuple[WeightSource, ScaledMatrix]]] = {}
-        """The same of small floats."""
+        """The same for small floats."""
         self.num_dequantized = 0
         """Parameters that are stored as integers and held as floats."""
         self.float_name = ""
-        """Data type of the last one of those."""
+        """Data type of the last of these."""
 
     def make(self, source: MadeWeights, tensors: list[Tensor]) -> None:
         """Parameters that are made of several tensors.
 
         Raises:
-            ModelLoadError: what is made does not fit.
+            ModelLoadError: a result does not fit the model.
         """
         is_scaled = all(self._takes_scaled(name) for name in source.parameters)
         made: Mapping[str, Tensor | ScaledMatrix] = (
@@ -173,7 +173,7 @@ class _Filler:
         return leaf == "weight" and isinstance(layer, Matrix) and self._methods.takes_scaled(layer)
 
     def parts(self, buffers: ReadBuffers) -> Iterator[Part]:
-        """All that is to be read, parameter by parameter; each gets its memory when its turn comes."""
+        """All reads, parameter by parameter; memory is allocated in a parameter's turn."""
         for name, sources in self._sources.items():
             owner, _, leaf = name.rpartition(".")
             layer = self._model.get_submodule(owner)
@@ -186,7 +186,7 @@ class _Filler:
                     yield Part(source, reading, is_last=reading is readings[-1])
 
     def _open_sink(self, layer: nn.Module, leaf: str, name: str) -> RowSink | None:
-        """What takes the rows of a matrix as they are read; None: it is read another way."""
+        """The sink for the rows of a matrix; None: the matrix is read in another way."""
         if self._device.type != "cpu" or not isinstance(layer, Matrix) or leaf != "weight":
             return None
         whole, num_columns = range(self._num_rows[name]), self._shapes[name][-1]
@@ -209,7 +209,7 @@ class _Filler:
         sink: RowSink | None,
         buffers: ReadBuffers,
     ) -> Iterator[Reading]:
-        """What reads one source."""
+        """The reads of one source."""
         if isinstance(stored, StoredMatrix) and self._takes_scaled(source.parameter):
             yield InScaled(stored)
             return
@@ -225,7 +225,7 @@ class _Filler:
         yield InBuffers(stored, buffers)
 
     def _place(self, layer: nn.Module, leaf: str, source: WeightSource, stored: Stored) -> Tensor | None:
-        """Where a source stays, if it is held as it is stored: of its shape."""
+        """The final memory of a source, in its shape, if it is held as stored."""
         if self._device.type != "cpu" or not isinstance(stored, StoredTensor) or not _is_in_order(source, stored):
             return None
         is_taken = isinstance(layer, Matrix) and leaf == "weight" and layer.method.takes_rows
@@ -240,7 +240,7 @@ class _Filler:
         return place[0] if source.is_row else place
 
     def fill(self, source: WeightSource, value: Tensor | QuantizedMatrix | ScaledMatrix | None) -> None:
-        """One part of a parameter; None: it is there."""
+        """Fill one part of a parameter; None: it is already in its final memory."""
         name = source.parameter
         owner, _, leaf = name.rpartition(".")
         layer = self._model.get_submodule(owner)
@@ -267,7 +267,7 @@ class _Filler:
             layer.finish_loading()
 
     def _finish_scaled(self, layer: nn.Module, source: WeightSource) -> None:
-        """Have a layer take small floats if a kernel reads them; else the floats that they are."""
+        """Give a layer small floats if a kernel reads them; else convert them to floats."""
         parts = self._scaled.pop(source.parameter, [])
         if not parts or not isinstance(layer, Matrix):
             return
@@ -292,7 +292,7 @@ class _Filler:
         _copy_into(layer, leaf, tensor, source, self._model.sharding, self._num_rows[source.parameter], self._device)
 
     def _hold(self, layer: Matrix, parts: list[tuple[WeightSource, QuantizedMatrix]]) -> bool:
-        """Have a layer take integers, if a kernel reads them: of the kind that all its parts can have."""
+        """Give a layer integers if a kernel reads them, in a form that fits all its parts."""
         if self._methods.is_online or layer.is_float:
             return False  # floats, perhaps for other integers
         matrices = alike([matrix for _, matrix in parts])
@@ -328,7 +328,8 @@ class _Filler:
 
 
 def fill_dummy_weights(model: Model, whole: Model, *, device: torch.device, seed: int) -> None:
-    """Small normal matrices, and what the model wants of others; the same for a seed, on however many ranks."""
+    """Random weights: small normal matrices, and the model's values for others; the same for a seed, on any number of
+    ranks."""
     generator = torch.Generator().manual_seed(seed)
     for name in [name for name, _ in model.named_parameters() if name not in model.constants]:
         owner, _, leaf = name.rpartition(".")
@@ -347,7 +348,7 @@ def fill_dummy_weights(model: Model, whole: Model, *, device: torch.device, seed
 
 
 def fill_constants(model: Model, *, device: torch.device) -> None:
-    """Give parameters that are still missing what they hold in any checkpoint."""
+    """Fill parameters that a checkpoint may omit with their default values."""
     for name, value in model.constants.items():
         owner, _, leaf = name.rpartition(".")
         layer = model.get_submodule(owner)
@@ -357,7 +358,7 @@ def fill_constants(model: Model, *, device: torch.device) -> None:
 
 
 def _index(files: list[Path], stack: ExitStack, stored: StoredFormat | None) -> Mapping[str, Stored]:
-    """All tensors and quantized matrices by the names that transformers gives them."""
+    """All tensors and quantized matrices by transformers' names."""
     if files[0].suffix == ".gguf":
         return gguf_matrices([stack.enter_context(GgufWeights(path)) for path in files])
     found: dict[str, StoredTensor] = {}
@@ -374,7 +375,7 @@ def _index(files: list[Path], stack: ExitStack, stored: StoredFormat | None) -> 
 
 
 def _problems(names: WeightNames, found: dict[str, Stored]) -> list[str]:
-    """The missing and the unexpected tensors, with the names that transformers writes."""
+    """Messages about missing and unexpected tensors, with transformers' names."""
     made = [name for source in names.made for name in source.names]
     wanted = dict.fromkeys([*(source.name for source in names.sources), *made])
     missing = [_stored_name(name, names) for name in wanted if name not in found]
@@ -401,7 +402,7 @@ def _strip(name: str, prefixes: tuple[str, ...]) -> str:
 
 @contextmanager
 def _half_of_threads() -> Iterator[None]:
-    """Leave cores to the threads that read: one that packs a matrix and shares its core waits for a time slice, and the
+    """Leave cores to the reading threads: a thread that packs a matrix on a shared core waits for a time slice, and the
     others wait for it."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // 2))
@@ -439,7 +440,7 @@ def _check_shapes(model: Model, names: WeightNames, found: dict[str, Stored]) ->
 
 
 def _check_types(names: WeightNames, found: dict[str, Stored]) -> None:
-    """Small numbers mean nothing without their scales."""
+    """Check that small numbers have scales."""
     for source in names.sources:
         entry = found[source.name]
         if isinstance(entry, StoredTensor) and entry.dtype in UNSCALED:
@@ -453,7 +454,7 @@ def _num_rows(tensor: Tensor) -> int:
 
 
 def _is_in_order(source: WeightSource, stored: Stored) -> bool:
-    """Whether a source's rows are those of the parameter, as they are stored."""
+    """Whether a source's rows are stored like the parameter's."""
     return isinstance(stored, StoredTensor) and not (
         stored.paired_rows
         or source.is_transposed
@@ -464,7 +465,7 @@ def _is_in_order(source: WeightSource, stored: Stored) -> bool:
 
 
 def _allocate(layer: nn.Module, leaf: str, *, device: torch.device, memory: WeightMemory | None = None) -> None:
-    """`memory`: of what stays there as long as the model."""
+    """`memory`: allocator for weights, which live as long as the model."""
     parameter = layer.get_parameter(leaf)
     if parameter.is_meta:
         if memory is None:
@@ -483,7 +484,7 @@ def _copy_into(
     num_rows: int,
     device: torch.device,
 ) -> None:
-    """What this rank holds of a tensor, into a layer's parameter, which gets its memory where it has none yet.
+    """Copy this rank's part of a tensor into a layer's parameter, allocating it if needed.
 
     Args:
         num_rows: of the whole parameter.

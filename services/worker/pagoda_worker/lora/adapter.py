@@ -13,15 +13,15 @@ from pagoda_kernels.lora.add_lora import LoraPart
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True, weakref_slot=True)
 class Adapter:
-    """Two are equal only if they are the same object: sequences hold theirs, whatever comes under its name."""
+    """Compared by identity: sequences keep their adapter even if another one takes its name."""
 
     name: LoraAdapter
     layers: Mapping[str, tuple[LoraPart, ...]]
-    """By the dotted name of the layer in the model. Those of a layer change different outputs."""
+    """Parts by the layer's dotted name in the model. Parts of one layer change different outputs."""
     rank: int
-    """Its highest."""
+    """The highest rank of its matrices."""
     owners: frozenset[str] = field(default=frozenset())
-    """Names of all modules that have one of the layers in them."""
+    """Names of all modules that contain one of the layers."""
 
     @classmethod
     def of(cls, name: LoraAdapter, layers: Mapping[str, tuple[LoraPart, ...]]) -> "Adapter":
@@ -35,15 +35,15 @@ class Adapter:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its matrices on this rank."""
+        """Bytes of its matrices on this rank."""
         return sum(part.num_bytes for parts in self.layers.values() for part in parts)
 
     def to(self, device: torch.device) -> "Adapter":
-        """The same on a device. Copies from pinned memory run while the host continues."""
+        """A copy on a device. Copies from pinned memory run while the host continues."""
         return self._moved(lambda matrix: matrix.to(device, non_blocking=True))
 
     def pinned(self) -> "Adapter":
-        """The same in host memory that devices read by themselves."""
+        """A copy in pinned host memory."""
         return self._moved(Tensor.pin_memory)
 
     def _moved(self, move: Callable[[Tensor], Tensor]) -> "Adapter":
@@ -55,7 +55,7 @@ class Adapter:
 
 
 def apart(parts: Iterable[LoraPart]) -> tuple[LoraPart, ...]:
-    """Parts of a layer that add the same, those that change some output in common made one."""
+    """Equivalent parts of a layer, with parts that change common outputs merged."""
     found: list[LoraPart] = []
     for part in sorted(parts, key=lambda one: one.row_start):
         if found and part.row_start < found[-1].row_start + found[-1].num_rows:
@@ -66,7 +66,7 @@ def apart(parts: Iterable[LoraPart]) -> tuple[LoraPart, ...]:
 
 
 def _as_one(first: LoraPart, second: LoraPart) -> LoraPart:
-    """The sum of two parts; the first one begins no later."""
+    """The sum of two parts; the first one must not begin after the second."""
     end = max(first.row_start + first.num_rows, second.row_start + second.num_rows)
     wide = []
     for part in (first, second):

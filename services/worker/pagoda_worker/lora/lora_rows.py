@@ -1,4 +1,4 @@
-"""LoraRows: which rows of the step that runs have which adapter. Every layer asks it; knows no slots."""
+"""LoraRows: the adapter of each row of the running step, for all layers. Knows no slots."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,34 +18,34 @@ NO_ADAPTER = -1
 
 
 class LoraRows:
-    """One for all layers of a model. One caller at a time: the thread that computes."""
+    """Shared by all layers of a model. Only the computing thread may call it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._places: dict[str, int] = {}
-        """Place of each layer in a table."""
+        """Index of each layer in a table."""
         self._tables: WeakKeyDictionary[Adapter, IntArray] = WeakKeyDictionary()
         """[num_layers, num_parts, NUM_FIELDS] of adapters."""
         self._matrices = Matrices((), {}, self._tables, device)
         self._numbers: IntArray = np.zeros(0, dtype=np.int64)
-        """[num_tokens] place of each row's adapter among those of the step, or NO_ADAPTER."""
+        """[num_tokens] index of each row's adapter among those of the step, or NO_ADAPTER."""
         self.grouped: GroupedRows | None = None
-        """The rows that layers see now, by adapter; None: no row has one."""
+        """The rows that layers currently compute, by adapter; None: no row has one."""
 
     def know(self, layers: Sequence[str]) -> None:
-        """Have a place for each layer that asks."""
+        """Assign an index to each layer that uses adapters."""
         self._places = {layer: place for place, layer in enumerate(layers)}
 
     @property
     def matrices(self) -> "Matrices":
-        """Matrices of the adapters of the step, which are the groups."""
+        """Matrices of the step's adapters, which form the groups."""
         return self._matrices
 
     def begin(self, adapters: Sequence[Adapter | None], num_tokens: IntArray) -> None:
-        """A step of sequences, in order.
+        """Set the adapters of a step's sequences, in order.
 
         Args:
-            adapters: [num_seqs], of each sequence; empty: none has one.
+            adapters: [num_seqs], of each sequence; empty: no adapters.
             num_tokens: [num_seqs] rows of each.
         """
         found = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
@@ -65,7 +65,7 @@ class LoraRows:
 
     @contextmanager
     def selected(self, rows: IntArray) -> Iterator[None]:
-        """Within: layers see no more than some rows of those that they see now, in this order."""
+        """Context in which layers compute only some of the current rows, in this order."""
         grouped, numbers = self.grouped, self._numbers
         if grouped is not None:
             self._see(numbers[rows])
@@ -81,7 +81,7 @@ class LoraRows:
         return np.flatnonzero(np.isin(self._numbers, places)) if places else _NO_ROWS
 
     def add(self, layer: str, x: Tensor, out: Tensor) -> Tensor:
-        """`out` with what the adapters add to the product of a layer, in place.
+        """Add the adapters' products for a layer to `out`, in place.
 
         Args:
             x: [num_rows, in_features].
@@ -99,7 +99,7 @@ class LoraRows:
 
 
 class Matrices:
-    """Those of some adapters by layer, as kernels take them."""
+    """Matrices of some adapters by layer, in the kernels' form."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class Matrices:
     ) -> None:
         """
         Args:
-            places: of each layer in a table.
-            tables: of adapters that were seen before.
+            places: index of each layer in a table.
+            tables: of adapters that were used before.
         """
         self.adapters = tuple(adapters)
         self.places = places
@@ -130,7 +130,7 @@ class Matrices:
         self._max_rank = max((adapter.rank for adapter in adapters), default=0)
         self._by_layer: dict[str, LoraTable | None] = {}
         self.layers = frozenset().union(*(adapter.layers for adapter in adapters))
-        """Those that some adapter changes."""
+        """Layers that at least one adapter changes."""
 
     def places_of(self, layers: Sequence[str]) -> list[int]:
         """[4] of the matrices of a layer; -1: no adapter changes it, or there are fewer."""
@@ -156,7 +156,7 @@ class Matrices:
 
 
 def attach(model: nn.Module, rows: LoraRows) -> None:
-    """Have every layer of a model that knows adapters ask for them."""
+    """Register every layer of a model that supports adapters."""
     names = []
     for name, module in model.named_modules():
         if hasattr(module, "lora"):
@@ -175,5 +175,5 @@ def _table_of(adapter: Adapter, places: Mapping[str, int]) -> IntArray:
 
 
 HEAD = "lm_head"
-"""The name of a head that may be the table of embeddings."""
+"""The name of a head that may be tied to the embedding table."""
 _NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)

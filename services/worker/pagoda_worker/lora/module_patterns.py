@@ -1,8 +1,9 @@
-"""Which pattern of an adapter's config is that of a module. Knows names and regular expressions; no ranks, no tensors.
+"""Matches patterns of an adapter's config against module names.
 
-The patterns are someone else's: one such as `(a+)+$` may search for years, and Python lets no other thread run
-meanwhile. So those that are more than a name are searched by a process of its own, with bounds on time and memory. It
-reads one JSON object ({"patterns": …, "modules": …}) and answers one: {"places": …} or {"error": …}.
+Knows names and regular expressions; no ranks, no tensors. Patterns are untrusted: one such as `(a+)+$` may search for
+years, while Python lets no other thread run. So patterns that are more than a name are searched in a separate process,
+with bounds on time and memory. It reads one JSON object ({"patterns": …, "modules": …}) and answers one: {"places": …}
+or {"error": …}.
 """
 
 import json
@@ -18,16 +19,17 @@ from pagoda_common.process.job_limits import limit_cpu, limit_memory
 
 MAX_CPU_S = 2.0
 MAX_JOB_S = 60.0
-"""On the clock, of a machine with much to do."""
+"""Wall-clock seconds, on a busy machine."""
 MAX_MEMORY_BYTES = 256 << 20
 MAX_PATTERNS = 4096
-"""More than names."""
+"""Matches patterns that are more than names."""
 MAX_PATTERN_CHARS = 1024
 _NAME = re.compile(r"[\w.-]+")
 
 
 def places_of(patterns: Sequence[str], modules: Collection[str]) -> dict[str, int]:
-    """The place of each module's first pattern, of those that have one: the end of its name, at a dot, as peft has it.
+    """The index of the first pattern that matches the end of a module's name, from a dot, as in peft; only for modules
+    with a match.
 
     Raises:
         ModelLoadError: a pattern is no regular expression, or they take too much time or memory.
@@ -89,7 +91,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do the job of the standard input."""
+    """Run the job from standard input."""
     limit_memory(MAX_MEMORY_BYTES)
     with limit_cpu(MAX_CPU_S):
         print(json.dumps(_answer(json.load(sys.stdin))))

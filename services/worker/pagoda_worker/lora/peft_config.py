@@ -1,4 +1,4 @@
-"""Reads adapter_config.json as peft writes it, and refuses what is more than low-rank matrices. Knows no tensors."""
+"""Reads peft's adapter_config.json, and refuses options beyond low-rank matrices. Knows no tensors."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from pagoda_worker.lora.module_patterns import places_of
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_NUMBER = 1e9
-"""Of ranks and what they are scaled by."""
+"""Maximum of ranks and of their scales."""
 MAX_SHOWN_CHARS = 200
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
@@ -26,7 +26,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None, []),
     "megatron_config": (None, {}),
 }
-"""Values of fields that add nothing to low-rank matrices. Others are refused, where no tensor shows them first."""
+"""Values of fields that change nothing. Other values are refused, unless a tensor reports them first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,18 +36,18 @@ class PeftConfig:
     rank: int
     alpha: float
     is_rank_stabilized: bool = False
-    """rslora: scales by the root of the rank."""
+    """rslora: scale by the square root of the rank."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    """By regular expression of the end of a module's name."""
+    """By regular expression for the end of a module's name."""
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     extras: tuple[str, ...] = ()
-    """Fields that ask for more than low-rank matrices, as in `use_dora is True`."""
+    """Fields that ask for unsupported options, as in `use_dora is True`."""
 
     def scales_of(self, modules: Collection[str]) -> dict[str, float]:
         """Factor of the product of each module's matrices.
 
         Raises:
-            ModelLoadError: a pattern is no regular expression, or they take too much to be searched.
+            ModelLoadError: a pattern is not a regular expression, or the search takes too much time or memory.
         """
         ranks, alphas = _matching(self.rank_pattern, modules), _matching(self.alpha_pattern, modules)
         scales = {}
@@ -58,7 +58,7 @@ class PeftConfig:
 
 
 def _matching(pattern: Mapping[str, float], modules: Collection[str]) -> dict[str, float]:
-    """The first value whose key is the end of a module's name, of the modules that have one."""
+    """For each module, the first value whose key matches the end of its name; only for modules with a match."""
     values = list(pattern.values())
     return {module: values[place] for module, place in places_of(list(pattern), modules).items()} if values else {}
 
@@ -67,7 +67,7 @@ def read_peft_config(directory: Path) -> PeftConfig:
     """The config of an adapter.
 
     Raises:
-        ModelLoadError: it is missing, no object, or of another method than LoRA; a field is out of bounds.
+        ModelLoadError: the file is missing, not an object, or not of LoRA, or a field is out of bounds.
     """
     path = directory / CONFIG_FILE
     try:
@@ -116,6 +116,6 @@ def _pattern(path: Path, given: dict[str, Any], name: str) -> dict[str, float]:
 
 
 def _shown(value: Any) -> str:
-    """A value that may be of any size, for a message."""
+    """A value of any size, shortened for a message."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

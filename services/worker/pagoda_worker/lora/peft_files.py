@@ -1,4 +1,4 @@
-"""Reads a PEFT checkpoint: its matrices by the model's layers, scaled. What is more is refused by name."""
+"""Reads a PEFT checkpoint into scaled matrices by layer. Anything else is refused by name."""
 
 import re
 from collections import defaultdict
@@ -22,7 +22,8 @@ from pagoda_worker.memory.device import available_memory_bytes
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 MAX_HEADER_BYTES = 32 << 20
-"""Of the list of tensors. Reading it holds up the worker's other threads: a third of a second for so much."""
+"""Maximum bytes of the list of tensors. Reading it blocks the worker's other threads, for a third of a second at this
+size."""
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<table>embedding_)?(?P<half>[AB])(?:\.[^.]+)?")
 _REASONS = (
     ("lora_magnitude_vector", "DoRA is not supported"),
@@ -31,9 +32,9 @@ _REASONS = (
     ("trainable_tokens", "trained tokens are not supported"),
     (".bias", "biases of adapters are not supported"),
 )
-"""By a part of the name of a tensor."""
+"""Reason for refusal by a part of a tensor's name."""
 _WRAPPED = ".base_layer"
-"""Suffix that peft adds to the name of a module if another parameter of it is already changed."""
+"""Suffix that peft adds to a module's name if another of its parameters is already changed."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ def read_adapter(
 
     Args:
         dtype: of the model.
-        only: last parts of the names of the only modules to take; empty takes all.
+        only: last name parts of the modules to use; empty: all modules.
 
     Raises:
         ModelLoadError: a file is missing or damaged, a tensor does not fit the model, or asks for more than low-rank
@@ -96,7 +97,7 @@ def _modules(file: TensorFile) -> dict[str, _Halves]:
     """The matrices by module.
 
     Raises:
-        ModelLoadError: a tensor is no low-rank matrix, or lacks its other half.
+        ModelLoadError: a tensor is not a low-rank matrix, or its other half is missing.
     """
     modules: dict[str, _Halves] = defaultdict(_Halves)
     for name in file.entries:
@@ -133,7 +134,7 @@ class _Reader:
         """The parts of a module, which may be the module of all experts.
 
         Raises:
-            ModelLoadError: it is not in the model, or does not fit.
+            ModelLoadError: the module is not in the model, or does not fit.
         """
         a, b = (self._read(halves.names[half]) for half in "AB")
         name, owner = halves.names["B"], module.removesuffix(_WRAPPED)
@@ -152,7 +153,7 @@ class _Reader:
     def _of_experts(
         self, name: str, experts: list[tuple[Target, Target]], a: Tensor, b: Tensor, scale: float
     ) -> Iterator[tuple[Target, LoraPart]]:
-        """One module has the matrices of all experts: a [experts * rank, in], b [out, rank * experts]."""
+        """The parts of a module with the matrices of all experts: a [experts * rank, in], b [out, rank * experts]."""
         count = len(experts)
         fitting = [place for place, target in enumerate(experts[0]) if (a.shape[-1], b.shape[0]) == self._sizes(target)]
         if len(fitting) != 1 or a.shape[0] % count or b.shape[1] != a.shape[0]:

@@ -1,4 +1,4 @@
-"""AdapterStore: the adapters that a worker has in memory, by the numbers that steps name them by. Knows no messages."""
+"""AdapterStore: the adapters in a worker's memory, by the numbers that steps use. Knows no messages."""
 
 import logging
 import threading
@@ -23,9 +23,9 @@ HUB_PATTERNS = ["adapter_config.json", "adapter_model.safetensors"]
 
 
 class AdapterStore:
-    """Adapters in host memory, and the last used ones on the device.
+    """Adapters in host memory, with the last used ones on the device.
 
-    `load` may run on any thread beside the others, which are for the thread that computes.
+    `load` may run on any thread; the other methods are for the computing thread.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class AdapterStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`make_targets`: of the model that is loaded."""
+        """`make_targets`: makes the targets of the loaded model."""
         self._config = config
         self._make_targets = make_targets
         self._targets: LoraTargets | None = None
@@ -45,16 +45,16 @@ class AdapterStore:
         self._lock = threading.Lock()
         self._by_number: dict[int, Adapter] = {}
         self._by_key: OrderedDict[tuple[str, str, int], Adapter] = OrderedDict()
-        """Loaded adapters, the least recently loaded first; those of `forget_numbers` stay while there is room."""
+        """Loaded adapters, the least recently loaded first; after `forget_numbers` they stay while there is room."""
         self._on_device: OrderedDict[Adapter, Adapter] = OrderedDict()
         """Copies by their source, the least recently used first; none if the device uses host memory."""
         self._pinned: set[Adapter] = set()
 
     def load(self, number: int, name: LoraAdapter) -> Adapter:
-        """Have an adapter in host memory, under a number.
+        """Load an adapter into host memory, under a number.
 
         Raises:
-            ModelLoadError, OutOfMemory: as `read_adapter`; or the place is neither a directory nor on the hub.
+            ModelLoadError, OutOfMemory: as `read_adapter`, or the path is neither a directory nor on the hub.
         """
         with self._lock:
             adapter = self._by_key.get(name.key)
@@ -82,11 +82,11 @@ class AdapterStore:
         return adapter
 
     def get(self, number: int) -> Adapter | None:
-        """The adapter of a number; None: it was not loaded."""
+        """The adapter of a number; None if it is not loaded."""
         return self._by_number.get(number)
 
     def remove(self, number: int) -> None:
-        """Forget an adapter; who has it keeps it."""
+        """Drop an adapter; sequences that use it keep it."""
         with self._lock:
             adapter = self._by_number.pop(number, None)
             if adapter is not None and adapter not in self._by_number.values():
@@ -95,7 +95,7 @@ class AdapterStore:
                 self._pinned.discard(adapter)
 
     def pin(self, number: int, *, is_pinned: bool) -> None:
-        """Keep an adapter on the device, or not.
+        """Pin an adapter on the device, or unpin it.
 
         Raises:
             NotFound: the number is unknown.
@@ -109,13 +109,13 @@ class AdapterStore:
             self._pinned.discard(adapter)
 
     def forget_numbers(self) -> None:
-        """A new scheduler starts with its own numbers; loaded adapters stay while there is room."""
+        """Drop all numbers, for a new scheduler; loaded adapters stay while there is room."""
         with self._lock:
             self._by_number.clear()
             self._pinned.clear()
 
     def on_device(self, adapter: Adapter) -> Adapter:
-        """The adapter where it is computed with."""
+        """The adapter on the device that computes."""
         if self._device.type == "cpu":
             return adapter
         copy = self._on_device.get(adapter)
@@ -134,7 +134,7 @@ class AdapterStore:
         return [(number, adapter, is_host or adapter in self._on_device) for number, adapter in entries]
 
     def _make_room(self) -> None:
-        """Let go of what has no number."""
+        """Drop adapters without a number."""
         spare = len(self._by_key) - self._config.num_host
         named = set(self._by_number.values())
         for key in [key for key, adapter in self._by_key.items() if adapter not in named][: max(0, spare)]:
@@ -142,7 +142,7 @@ class AdapterStore:
 
 
 def find_adapter(path: str) -> Path:
-    """The directory of an adapter, fetched from the hub if need be.
+    """The directory of an adapter, downloaded from the hub if needed.
 
     Raises:
         ModelLoadError: it is neither a directory nor on the hub.

@@ -1,4 +1,4 @@
-"""LoraTargets: which layer of the model a module of a PEFT checkpoint is, and what a rank needs of its matrices."""
+"""LoraTargets: maps modules of a PEFT checkpoint to layers, and cuts a rank's part from their matrices."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _FUSED: Mapping[str, str] = {
     "Wqkv": "qkv_proj",
     "gate_up_proj": "up_proj",
 }
-"""Names of projections that are one in some checkpoints, and the layer of ours that holds them all."""
+"""Projections that are fused in some checkpoints, by the layer that holds them here."""
 _SPLIT: Mapping[str, tuple[str, int]] = {
     "q_proj": ("qkv_proj", 0),
     "k_proj": ("qkv_proj", 1),
@@ -28,37 +28,37 @@ _SPLIT: Mapping[str, tuple[str, int]] = {
     "gate_proj": ("up_proj", 0),
     "up_proj": ("up_proj", 1),
 }
-"""The other way round: the layer, and which of its parts."""
+"""The reverse: the layer of a projection, and its index there."""
 _EXPERTS = re.compile(r"layers\.(\d+)\.(?:[^.]+\.)*experts$")
 _ROUTER = re.compile(r"layers\.(\d+)\.mlp\.gate$")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A module of an adapter in the model."""
+    """The place of an adapter's module in the model."""
 
     source: WeightSource
-    """Which rows of which parameter."""
+    """Parameter and rows that the module changes."""
     layer: str
     """Dotted name of the layer."""
     num_rows: int
-    """Rows of the whole parameter."""
+    """Number of rows of the whole parameter."""
     out_features: int
     in_features: int
     is_table: bool = False
-    """Rows are looked up, nothing is multiplied."""
+    """Whether rows are looked up instead of multiplied."""
     pairs_rows: bool = False
     """See MadeWeights; so is is_swapped."""
     is_swapped: bool = False
 
 
 class LoraTargets:
-    """What adapters may change in a model, or in a rank's part of it."""
+    """The matrices of a model (or of a rank's part) that adapters may change."""
 
     def __init__(self, *, model: Model, whole: Model, names: WeightNames) -> None:
         """
         Args:
-            whole: what all ranks hold together, without weights; the model itself for one rank.
+            whole: the model of all ranks, without weights; the model itself for one rank.
             names: of the model's checkpoint.
         """
         self._model = model
@@ -70,13 +70,13 @@ class LoraTargets:
         self._made = {parameter: one for one in made for parameter in one.parameters}
 
     def find(self, module: str) -> Target | None:
-        """The target of a module by its name in transformers; None: adapters cannot change it."""
+        """The target of a module by its name in transformers; None if adapters cannot change it."""
         name = self._stripped(module)
         source = self._sources.get(f"{name}.weight") or self._head(name) or self._other_form(name)
         return None if source is None else self._target(source)
 
     def is_ignored(self, module: str) -> bool:
-        """Whether a module is of a part of the checkpoint that this model leaves out, such as one for images."""
+        """Whether a module is in a part of the checkpoint that this model leaves out, such as the vision part."""
         return any(rule.search(f"{name}.weight") for name in (module, self._stripped(module)) for rule in self._ignored)
 
     @property
@@ -85,7 +85,7 @@ class LoraTargets:
         return tuple(rule for rule in self._names.ignored if head not in rule.pattern)
 
     def experts(self, module: str) -> list[tuple[Target, Target]]:
-        """The two matrices of each expert, of a module that has those of all experts in one; empty: it is none."""
+        """The two matrices of each expert, if the module has those of all experts in one; else empty."""
         match = _EXPERTS.search(module)
         if match is None:
             return []
@@ -100,12 +100,12 @@ class LoraTargets:
         return found
 
     def _as_made(self, target: Target) -> Target:
-        """With how a checkpoint has it stacked."""
+        """With the way in which a checkpoint stacks it."""
         made = self._made.get(target.source.parameter)
         return target if made is None else replace(target, pairs_rows=made.pairs_rows, is_swapped=made.is_swapped)
 
     def parts(self, target: Target, a: Tensor, b: Tensor) -> Iterator[LoraPart]:
-        """What this rank needs of a module's matrices.
+        """This rank's part of a module's matrices.
 
         Args:
             a: [rank, in_features] of the whole.
@@ -159,12 +159,12 @@ class LoraTargets:
         return self._target(WeightSource(name=layer, parameter=f"{layer}.weight"))
 
     def _head(self, name: str) -> WeightSource | None:
-        """The head of a model that multiplies with the table of embeddings."""
+        """The target of a head that is tied to the embedding table."""
         is_head = name == self._names.lm_head and isinstance(self._model, Decoder)
         return WeightSource(name=name, parameter="lm_head.weight") if is_head else None
 
     def _other_form(self, name: str) -> WeightSource | None:
-        """Projections that the checkpoint of the adapter has as one and the model's has not, or the other way round."""
+        """The target of projections that only one of the adapter's and the model's checkpoints fuses."""
         owner, _, leaf = name.rpartition(".")
         if (router := _ROUTER.search(name)) is not None:
             return self._only(f"layers.{router[1]}.mlp.router")
@@ -189,7 +189,7 @@ class LoraTargets:
         return WeightSource(name=layer, parameter=parameter) if parameter in self._parameters else None
 
     def _part(self, source: WeightSource, layer: str, place: int) -> WeightSource | None:
-        """One of the projections that a tensor of the checkpoint holds, one after the other."""
+        """The target of one of the projections that are stacked in a tensor of the checkpoint."""
         if not isinstance(self._whole, Decoder) or source.group_rows:
             return None
         spec = self._whole.spec

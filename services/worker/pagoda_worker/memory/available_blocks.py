@@ -1,4 +1,4 @@
-"""How many blocks of KV cache there is memory for. Knows the loaded model; allocates nothing that stays."""
+"""Computes how many KV-cache blocks fit into memory. Knows the loaded model; allocates nothing permanently."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from pagoda_worker.memory.state_pool import state_bytes
 
 MAX_CPU_CACHE_BYTES = 4 * 1024**3
 CPU_CACHE_SHARE = 0.4
-"""KV cache on a CPU unless its size is given: this share of the memory that is left, up to MAX_CPU_CACHE_BYTES."""
+"""Share of free memory for the KV cache on a CPU unless its size is given, up to MAX_CPU_CACHE_BYTES."""
 
 
 SNAPSHOT_SHARE = 0.25
-"""Snapshots of recurrent states may have this share of what the states of the slots leave; blocks have the rest."""
+"""Share of the memory left by the slots' states for snapshots of recurrent states; blocks get the rest."""
 SNAPSHOTS_A_SEQUENCE = 16
-"""Most snapshots for each sequence that may run."""
+"""Maximum number of snapshots per running sequence."""
 MIN_SNAPSHOTS = 2
-"""A sequence that is preempted or forked has one, and a step may need another one."""
+"""Minimum number of snapshots: a preempted or forked sequence has one, and a step may need another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,18 @@ class AvailableBlocks:
     num_cpu_blocks: int
     block_bytes: int
     num_state_snapshots: int = 0
-    """Number of snapshots of recurrent state, besides the states of the slots."""
+    """Number of snapshots of recurrent state, in addition to the slots' states."""
     num_cpu_state_snapshots: int = 0
     state_bytes: int = 0
-    """Size of one snapshot."""
+    """Bytes of one snapshot."""
 
 
 def available_blocks(loaded: LoadedModel) -> AvailableBlocks:
-    """Blocks that fit, and no more than every sequence could ever fill.
+    """The blocks that fit, at most as many as all sequences could fill.
 
     Raises:
-        OutOfMemory: not even one request of max_model_len would fit (with FIT_MEMORY: not one block); the message
-            names the flags.
+        OutOfMemory: one request of max_model_len does not fit (with FIT_MEMORY: not one block); the message names the
+        flags.
     """
     if loaded.model.only_pools:
         return AvailableBlocks(num_blocks=0, num_cpu_blocks=0, block_bytes=0)
@@ -81,9 +81,9 @@ class _States:
     """Memory of recurrent states."""
 
     size: int = 0
-    """Bytes of one sequence's."""
+    """Bytes of one sequence's states."""
     num_rows: int = 0
-    """Those of slots and of drafts."""
+    """Number of states for slots and drafts."""
     num_snapshots: int = 0
     num_cpu_snapshots: int = 0
 

@@ -1,4 +1,4 @@
-"""The device that a worker runs on: which one, how it is called, how much memory it has, which data types suit it."""
+"""The worker's device: its choice, name, free memory and data types."""
 
 import os
 import re
@@ -13,13 +13,13 @@ from pagoda_kernels.attention.quantized_cache import FP8
 from pagoda_kernels.external.adapters import ADAPTERS, installed_adapters
 
 SMALL_MODEL_BYTES = 2 * 1024**3
-"""Float32 weights up to this size stay float32 on a CPU when the data type is auto."""
+"""Maximum bytes of float32 weights that stay float32 on a CPU if the data type is auto."""
 
 ROUND_OTHERWISE = ("act_and_mul", "paged_attention", "rms_norm", "rope_store")
-"""Kernels whose float32 results are as exact as PyTorch's, and not the same to the last bit."""
+"""Kernels whose float32 results are as exact as PyTorch's, but not identical."""
 
 MIN_FP8_CAPABILITY = (8, 9)
-"""CUDA compute capability from which devices convert 8-bit floats."""
+"""Minimum CUDA compute capability for converting 8-bit floats."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,18 +30,18 @@ class DeviceInfo:
 
     device: torch.device
     description: str
-    """In words, such as "cpu, 2 threads"."""
+    """Description, such as "cpu, 2 threads"."""
     total_memory_bytes: int
 
 
 def claim_device(name: Device, index: int = 0) -> DeviceInfo:
-    """The device to run on; auto takes an accelerator if there is one.
+    """The device to run on; auto uses an accelerator if there is one.
 
     Args:
-        index: which accelerator; counted round where there are fewer.
+        index: of the accelerator; wraps around if there are fewer.
 
     Raises:
-        ConfigError: cuda was asked for, and there is none.
+        ConfigError: cuda is requested, and there is none.
     """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
@@ -58,11 +58,11 @@ def choose_dtype(asked: DType, stored: str | None, *, device: torch.device, num_
     """The data type of weights and KV cache.
 
     auto takes the checkpoint's, with one exception: on a CPU a small model runs in float32. There 16-bit rounding would
-    make a token depend on who else is in the batch (sums are split differently for other batch sizes), and many CPUs
-    have no 16-bit arithmetic to win time with.
+    make a token depend on the rest of the batch (sums are split differently for other batch sizes), and many CPUs have
+    no fast 16-bit arithmetic.
 
     Raises:
-        ModelLoadError: the checkpoint's data type is none that can be computed with.
+        ModelLoadError: the checkpoint's data type cannot be used for computation.
     """
     if asked != "auto":
         return DTYPES[asked]
@@ -76,9 +76,9 @@ def choose_dtype(asked: DType, stored: str | None, *, device: torch.device, num_
 
 
 def quantizes_inputs(asked: ActivationQuantization, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether layers with quantized weights also take their inputs to 8 bits while computing.
+    """Whether layers with quantized weights also quantize their inputs to 8 bits.
 
-    Only in bfloat16, which has 8 significant bits itself: float16 and float32 keep more than such inputs would. Only on
+    Only in bfloat16, which itself has 8 significant bits: float16 and float32 are more exact than such inputs. Only on
     a CPU: the GPU's kernel multiplies floats.
     """
     return asked == "auto" and dtype == torch.bfloat16 and device.type == "cpu"
@@ -90,10 +90,10 @@ def cache_dtype(asked: KVCacheDType, dtype: torch.dtype) -> torch.dtype:
 
 
 def check_cache_dtype(asked: KVCacheDType, device: torch.device) -> None:
-    """Whether this device has kernels for such a cache.
+    """Check that this device has kernels for such a cache.
 
     Raises:
-        ConfigError: it has none; the message says what it has.
+        ConfigError: it does not; the message names the supported types.
     """
     if asked != "fp8":
         return
@@ -109,10 +109,10 @@ def check_cache_dtype(asked: KVCacheDType, device: torch.device) -> None:
 
 
 def check_attention_backend(asked: AttentionBackend, device: torch.device) -> None:
-    """Whether this device, with what is installed, has these kernels.
+    """Check that this device has these attention kernels, with the installed packages.
 
     Raises:
-        ConfigError: it has not; the message says what it has.
+        ConfigError: it does not; the message names the available ones.
     """
     if asked == "auto":
         return
@@ -128,11 +128,10 @@ def check_attention_backend(asked: AttentionBackend, device: torch.device) -> No
 
 
 def reference_kernels(asked: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-    """The kernels to replace by plain PyTorch, with --reference-kernels `asked`; none asks for every kernel.
+    """The kernels to replace by plain PyTorch, for --reference-kernels `asked`; none keeps every kernel.
 
-    On a CPU in float32 a model computes with PyTorch's operations unless something is asked. Who chooses float32
-    compares with transformers, whose own rounding moves log probabilities by up to 5e-4; only the same operations stay
-    within 1e-4.
+    On a CPU in float32 a model uses PyTorch's operations by default. float32 is chosen to compare with transformers,
+    whose own rounding moves log probabilities by up to 5e-4; only the same operations stay within 1e-4.
     """
     if not asked:
         return ROUND_OTHERWISE if dtype == torch.float32 and device.type == "cpu" else ()
@@ -140,7 +139,7 @@ def reference_kernels(asked: tuple[str, ...], dtype: torch.dtype, device: torch.
 
 
 def available_memory_bytes() -> int:
-    """Bytes that this process can still take on the host, under the limit of its control group if there is one."""
+    """Bytes of host memory that this process can still allocate, within the limit of its control group if any."""
     match = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
     available = int(match[1]) * 1024 if match else _total_memory_bytes() // 2
     for limit_path, used_path in (
@@ -154,7 +153,7 @@ def available_memory_bytes() -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Bytes of a device that no one has, once this process has given back what it does not use."""
+    """Free bytes of a device, after this process has returned unused memory."""
     if device.type == "cpu":
         return available_memory_bytes()
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Moves weights into huge pages. Knows their addresses, and nothing else of them."""
+"""Moves weights into huge pages. Knows only their addresses."""
 
 import ctypes
 import sys
@@ -10,20 +10,20 @@ from torch import Tensor
 from pagoda_worker.threads import num_usable_cores
 
 PAGE_BYTES = 2 << 20
-"""Huge pages of x86-64 and most other machines."""
+"""Bytes of a huge page on x86-64 and most other machines."""
 MIN_BYTES = 1 << 20
-"""Smallest tensor that is moved."""
+"""Minimum bytes of a tensor that is moved."""
 _COLLAPSE = 25
-"""Advice for madvise, since Linux 6.1; works with any setting of huge pages, unless the memory refuses them."""
+"""madvise advice since Linux 6.1; works with any huge-page setting, unless the memory does not allow them."""
 _HUGE_PAGE = 14
-"""Advice for madvise: memory that is touched from now on; not where the machine's setting of huge pages is `never`."""
+"""madvise advice for memory that is touched later; has no effect if the machine's huge-page setting is `never`."""
 
 
 def ask_for_huge_pages(memory: Tensor) -> None:
-    """Have memory that is touched later lie in huge pages. Where that cannot be, nothing changes.
+    """Use huge pages for memory that is touched later. No-op where that is not possible.
 
     Args:
-        memory: contiguous, in host memory; its begin is that of a page.
+        memory: contiguous, in host memory, beginning at a page.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is not None and sys.platform == "linux":
@@ -31,14 +31,14 @@ def ask_for_huge_pages(memory: Tensor) -> None:
 
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> int:
-    """Have these lie in huge pages, in the place where they are. What cannot, stays as it is.
+    """Move tensors into huge pages, at their addresses. Others stay as they are.
 
-    A step reads every weight once. A processor that looks up an address for every 4 KiB of them, in a virtual machine
-    on two levels, reads 24 GB/s where it reads 28 with an address for every 2 MiB (two cores of Granite Rapids). Moving
-    takes 1 to 2 s a GiB, most of it for memory that is new to a virtual machine.
+    A step reads every weight once. With a page-table lookup for every 4 KiB, on two levels in a virtual machine, a
+    processor reads 24 GB/s; with one for every 2 MiB it reads 28 GB/s (two cores of Granite Rapids). Moving takes 1 to
+    2 s per GiB, mostly for memory that is new to a virtual machine.
 
     Returns:
-        Bytes in pieces that the kernel took; other memory that shares a page with a tensor is among them.
+        Bytes that the kernel moved, including other memory that shares a page with a tensor.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:
@@ -54,7 +54,7 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
 
 
 def _ranges(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
-    """First address and end of whole pages with these in them, ascending, each page once."""
+    """Address ranges of whole pages that contain these tensors, ascending, each page once."""
     sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
     end = 0
     for address in sorted(sizes):

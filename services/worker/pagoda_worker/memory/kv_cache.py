@@ -23,7 +23,7 @@ def block_bytes(
     """Bytes of one block's keys and values over all layers of a group; int8 is a quantized cache with its scales.
 
     Args:
-        layout: None has all layers in one group.
+        layout: None puts all layers into one group.
     """
     if layout is not None:
         layers = [layers[layer] for layer in layout.buffers]
@@ -38,9 +38,9 @@ def _row_shapes(layer: AttentionLayer, dtype: torch.dtype) -> tuple[tuple[int, i
 
 class KVCache:
     """Buffers of key and value blocks, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8 and FP8, rows of
-    `pagoda_kernels.attention.quantized_cache`, of int8 with a scale at their end. With one group of layers there is a
-    buffer for each layer; else the layout says where a layer lies. Latents are keys without values: the last dimension
-    of these is 0."""
+    `pagoda_kernels.attention.quantized_cache`, of int8 with a scale at their end. With one group there is a buffer for
+    each layer; else the layout maps layers to buffers. Latents are keys without values: the values' last dimension is
+    0."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class KVCache:
     ) -> None:
         """
         Args:
-            layout: None has all layers in one group.
-            takes_memory_early: as `MemoryAhead`, on a CPU.
+            layout: None puts all layers into one group.
+            takes_memory_early: as in `MemoryAhead`, on a CPU.
         """
         self.layout = plain_layout(len(layers)) if layout is None else layout
         layers = [layers[layer] for layer in self.layout.buffers]
@@ -90,7 +90,7 @@ class KVCache:
         self._move(self._host, self._caches, pairs, (self.num_cpu_blocks, self.num_blocks))
 
     def time_swap(self) -> int:
-        """Nanoseconds for one block to the host and back, halved; measured on up to eight blocks."""
+        """Nanoseconds to move one block one way; half of the round trip, measured on up to eight blocks."""
         count = min(8, self.num_blocks, self.num_cpu_blocks)
         pairs = np.stack([np.arange(count), np.arange(count)], axis=1)
         self.swap_out(pairs)  # the first run pays for memory that was never touched
@@ -121,7 +121,7 @@ class KVCache:
             cache.index_copy_(0, ids, blocks)
 
     def clear(self, block_ids: IntArray) -> None:
-        """Fill some blocks with zeros. Waits for nothing."""
+        """Fill some blocks with zeros, without waiting."""
         ids = to_device(block_ids, self._caches[0].device)
         for cache in self._caches:
             words = cache.view(torch.uint8) if cache.dtype == FP8 else cache

@@ -1,6 +1,6 @@
-"""Takes memory for a CPU's KV cache before a step needs it, some way ahead of the blocks in use.
+"""Touches memory of a CPU's KV cache before a step needs it, some way ahead of the blocks in use.
 
-Knows where the blocks are, and not what they hold.
+Knows the blocks' addresses, not their content.
 """
 
 import asyncio
@@ -18,35 +18,35 @@ from torch import Tensor
 from pagoda_worker.threads import num_usable_cores
 
 MAX_SHARE_AHEAD = 1 / 16
-"""Share of the cache that may be taken beyond the last used block."""
+"""Share of the cache that may be touched beyond the last used block."""
 EARLY_SHARE_AHEAD = 1 / 2
-"""The same of an early one, which has so much from the start on."""
+"""The same for an early cache, which has this share from the start."""
 PERIOD_S = 0.25
-"""Between two looks, and how long no step must have run."""
+"""Seconds between two checks, and of idle time before memory is touched."""
 PIECE_BYTES = 256 << 10
-"""Taken at once: for so long the process's memory map cannot change."""
+"""Bytes touched at once, while the process's memory map is locked."""
 _POPULATE_WRITE = 23
-"""Advice for madvise, since Linux 5.14."""
+"""madvise advice since Linux 5.14."""
 
 
 class MemoryAhead:
-    """Memory of one cache. It comes from the kernel when it is first written, and on a virtual machine perhaps from the
-    host before that: there it costs 0.4 to 2 ms a MiB, a tenth to a seventh of the processor time of a Llama with 125 M
-    parameters."""
+    """Memory of one cache. The kernel provides it at the first write, and on a virtual machine the host may have to
+    provide it first: there it costs 0.4 to 2 ms per MiB, a tenth to a seventh of the processor time of a Llama with 125
+    M parameters."""
 
     def __init__(self, caches: Sequence[Tensor], *, is_early: bool = False) -> None:
         """
         Args:
-            caches: [num_blocks, ...] each, contiguous; nothing is done for those of an accelerator.
-            is_early: a larger share is ahead, whatever was used. Otherwise it is no more than was used so far, so that
-                a worker that has only warmed up takes next to nothing.
+            caches: [num_blocks, ...] each, contiguous; those of an accelerator are ignored.
+            is_early: touch a larger share, regardless of use. Otherwise at most as much as was used so far, so that a
+            worker that has only warmed up takes very little.
         """
         self._caches = [cache for cache in caches if cache.is_cpu]
         self._is_early = is_early
         self._num_touched = 0
 
     def take_early(self) -> None:
-        """Have the memory of the first blocks, EARLY_SHARE_AHEAD of all, if it is an early one."""
+        """Touch the first blocks, EARLY_SHARE_AHEAD of all, of an early cache."""
         if self._is_early and self._caches:
             end = int(self._caches[0].shape[0] * EARLY_SHARE_AHEAD)
             with ThreadPoolExecutor(num_usable_cores()) as threads:
@@ -56,9 +56,9 @@ class MemoryAhead:
             self._num_touched = end if all(is_there) else 0
 
     def touch(self, num_used: int, may_continue: Callable[[], bool]) -> None:
-        """Have the memory of blocks from `num_used` on, a share of all. What the blocks hold stays.
+        """Touch blocks from `num_used`, a share of all, keeping their content.
 
-        Returns early, to be called again, when a step needs the machine. Does nothing without the kernel's support.
+        Returns early, to be called again, when a step needs the machine. No-op without kernel support.
         """
         if not self._caches:
             return
@@ -74,7 +74,7 @@ class MemoryAhead:
     def _populate_blocks(
         self, caches: Sequence[Tensor], begin: int, end: int, may_continue: Callable[[], bool]
     ) -> bool:
-        """Whether all of these are there now."""
+        """Touch a range; whether that succeeded."""
         for cache in caches:
             block = cache.numel() * cache.element_size() // cache.shape[0]
             for offset in range(begin * block, end * block, PIECE_BYTES):
@@ -87,19 +87,19 @@ class MemoryAhead:
 
 
 class Resting(Protocol):
-    """A worker, as far as its rest matters."""
+    """Interface of a worker for its idle times."""
 
     def has_rested(self, seconds: float) -> bool:
-        """Whether no step ran for so long."""
+        """Whether no step ran for `seconds`."""
 
     def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
         """`MemoryAhead.touch` after the blocks that steps have used."""
 
 
 async def touch_memory_at_rest(worker: Resting) -> None:
-    """Forever: stay ahead of the steps, while none runs.
+    """Stay ahead of steps, working only while none runs, until cancelled.
 
-    A virtual machine may halt all of its processors for the memory that one takes.
+    A virtual machine may halt all processors while one touches new memory.
     """
     is_over = threading.Event()
 
@@ -117,7 +117,7 @@ async def touch_memory_at_rest(worker: Resting) -> None:
 
 
 def _give_way() -> None:
-    """Let every other thread of the machine run before this one."""
+    """Give this thread the lowest scheduling priority."""
     with suppress(OSError):  # forbidden here
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread
 

@@ -1,4 +1,4 @@
-"""Measures what steps take on an accelerator besides weights and KV cache, and what is left for the cache."""
+"""Measures the memory of steps on an accelerator besides weights and KV cache, and the rest for the cache."""
 
 import itertools
 import logging
@@ -27,14 +27,14 @@ class MemoryBudget:
     utilization: float
     """Share of the total that may be in use."""
     free_bytes: int
-    """Now, with the weights and everything else there that is neither of the following."""
+    """Free bytes now, with the weights and everything except the following."""
     activation_bytes: int
-    """Bytes of the largest step."""
+    """Bytes that the largest step needs."""
     graph_bytes: int = 0
 
     @property
     def kv_cache_bytes(self) -> int:
-        """The rest for the KV cache, so that the sum is total * utilization."""
+        """Bytes left for the KV cache, so that the sum is total * utilization."""
         reserve = int(self.total_bytes * (1 - self.utilization))
         return max(self.free_bytes - reserve - self.activation_bytes - self.graph_bytes, 0)
 
@@ -60,13 +60,12 @@ def measured_budget(loaded: LoadedModel) -> MemoryBudget:
 
 
 def bytes_of_graphs(sizes: Sequence[int], record: Callable[[int], None], free_bytes: Callable[[], int]) -> int:
-    """Bytes that graphs of all sizes take, estimated from the two largest.
-
-    The first graph shows the memory that all share, the second one the memory of each.
+    """Bytes that graphs of all sizes need, estimated from the two largest. The first graph shows the shared memory, the
+    second one the memory of each.
 
     Args:
         sizes: rising.
-        record: makes and keeps the graph of a size; the first call also makes what the graphs read and write.
+        record: makes and keeps the graph of a size; the first call also makes the graphs' buffers.
         free_bytes: of the device.
     """
     free = [free_bytes()]
@@ -78,7 +77,7 @@ def bytes_of_graphs(sizes: Sequence[int], record: Callable[[int], None], free_by
 
 
 def _graph_bytes(loaded: LoadedModel) -> int:
-    """0 where recording fails: when it is tried in earnest, that fails as well, and says so."""
+    """The same, but 0 if recording fails: the real recording will fail as well, and report that."""
     kv_cache = loaded.make_cache(num_blocks=1)
     graphs: list[DecodeGraphs] = []
 

@@ -1,4 +1,4 @@
-"""StatePool: the states of recurrent layers, those of each slot's sequence and snapshots of them. Knows no requests."""
+"""StatePool: states of recurrent layers, of each slot's sequence, and snapshots. Knows no requests."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,10 @@ def state_bytes(layers: Sequence[RecurrentLayer], dtype: torch.dtype) -> int:
 
 
 class StatePool:
-    """Rows of states, alike for all layers: one for each slot, then the snapshots, then those after draft tokens.
+    """Rows of states, with the same layout for all layers: one for each slot, then the snapshots, then those after
+    draft tokens.
 
-    A slot's state is that of all tokens its sequence has computed. What a draft that turned out to be wrong has made of
-    it is undone by `settle`.
+    A slot's state is that after all tokens its sequence has computed. `settle` undoes the effect of wrong draft tokens.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class StatePool:
     ) -> None:
         """
         Args:
-            num_draft_tokens: most that a step tries for a sequence.
-            dtype: of tensors that have none of their own.
+            num_draft_tokens: maximum per sequence and step.
+            dtype: default data type of tensors.
         """
         self.num_slots = num_slots
         self.num_snapshots = num_snapshots
@@ -65,20 +65,20 @@ class StatePool:
         return sum(tensor.nbytes for layer in self.tensors for tensor in layer)
 
     def begin(self, slots: IntArray) -> None:
-        """Sequences without a token enter these slots."""
+        """Clear slots, which sequences without computed tokens enter."""
         if slots.size:
             rows = to_device(_below(slots, self.num_slots, "slot"), self._device)
             for tensor in self._all(self.tensors):
                 tensor.index_fill_(0, rows, 0)
 
     def load(self, pairs: IntArray) -> None:
-        """Slots begin with snapshots; pairs [n, 2] (snapshot, slot)."""
+        """Load snapshots into slots; pairs [n, 2] (snapshot, slot)."""
         if pairs.size:
             snapshots, slots = self._snapshots(pairs[:, 0]), _below(pairs[:, 1], self.num_slots, "slot")
             self._copy(self.tensors, self.tensors, snapshots, slots)
 
     def save(self, pairs: IntArray) -> None:
-        """Keep the states of slots; pairs [n, 2] (slot, snapshot)."""
+        """Save the states of slots; pairs [n, 2] (slot, snapshot)."""
         if pairs.size:
             slots, snapshots = _below(pairs[:, 0], self.num_slots, "slot"), self._snapshots(pairs[:, 1])
             self._copy(self.tensors, self.tensors, slots, snapshots)
@@ -96,7 +96,7 @@ class StatePool:
             self._copy(self._host, self.tensors, host, self._snapshots(pairs[:, 1]))
 
     def batch(self, slots: IntArray, query_lens: IntArray, num_draft_tokens: IntArray) -> RecurrentBatch:
-        """A step's sequences for recurrent layers; [n] each, drafts are at the end of the tokens."""
+        """The batch of a step for recurrent layers; [n] each, drafts are at the end of the tokens."""
         kept = None
         if num_draft_tokens.any():
             kept = np.full(int(query_lens.sum()), -1, dtype=np.int64)
@@ -107,7 +107,7 @@ class StatePool:
         return RecurrentBatch(query_lens=query_lens, rows=slots, device=self._device, kept_rows=kept)
 
     def settle(self, slots: IntArray, num_draft_tokens: IntArray, num_right: IntArray) -> None:
-        """Go back to the state before the first wrong draft token; [n] each, after the step that tried them."""
+        """Restore the state before the first wrong draft token; [n] each, after the step that tried them."""
         wrong = num_right < num_draft_tokens
         if wrong.any():
             rows = np.array([self._draft_row(slot) for slot in slots[wrong].tolist()]) + num_right[wrong]

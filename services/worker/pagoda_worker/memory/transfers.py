@@ -1,6 +1,6 @@
-"""Copies between host and device. To and from a CUDA device they go through pinned memory: what launches does not wait.
+"""Copies between host and device.
 
-On a CPU nothing is copied.
+For a CUDA device they use pinned memory, so that launching does not wait. On a CPU nothing is copied.
 """
 
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ AnyArray: TypeAlias = npt.NDArray[Any]
 
 
 def to_device(array: AnyArray, device: torch.device) -> Tensor:
-    """The array on a device, for what the current stream does from now on."""
+    """The array on a device, for later work on the current stream."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -23,14 +23,14 @@ def to_device(array: AnyArray, device: torch.device) -> Tensor:
 
 
 def to_host(*tensors: Tensor) -> tuple[AnyArray, ...]:
-    """Tensors of one device on the host. All copies are on their way before the one wait for them."""
+    """Tensors of one device on the host. All copies are launched before a single wait."""
     return HostCopies(*tensors).wait()
 
 
 class HostCopies:
-    """Tensors of one device on their way to the host, after what the current stream was given before.
+    """Tensors of one device that are being copied to the host, after earlier work of the current stream.
 
-    The wait is for an event, which torch.cuda.set_sync_debug_mode lets pass: nothing else on a step's path waits.
+    The wait is for an event, which torch.cuda.set_sync_debug_mode allows: nothing else on a step's path waits.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -53,16 +53,16 @@ class HostCopies:
 
 
 class Upload:
-    """Words that the host writes, and the device gets in one copy.
+    """Words that the host writes and sends to the device in one copy.
 
     One caller at a time: `begin`, write, `send`, let the current stream read, `release`.
 
-    On CUDA the copy has a stream of its own. It begins when `release` says that the words before are not read any more,
-    and what the current stream does after `send` waits for it there; the host waits for nothing but its own last copy.
+    On CUDA the copy runs on a separate stream. It begins when `release` says that the previous words are no longer
+    read, and work on the current stream after `send` waits for it; the host waits only for its own last copy.
     """
 
     def __init__(self, *, num_words: int, device: torch.device) -> None:
-        """`num_words`: of 64 bits, at most."""
+        """`num_words`: maximum number of 64-bit words."""
         is_cuda = device.type == "cuda"
         self._host = torch.zeros(num_words, dtype=torch.int64, pin_memory=is_cuda)
         self._target = torch.zeros(num_words, dtype=torch.int64, device=device) if is_cuda else self._host
@@ -74,7 +74,7 @@ class Upload:
         return 0 if self._stream is None else self._target.nbytes
 
     def begin(self) -> npt.NDArray[np.int64]:
-        """[num_words] to write into, with what was there before."""
+        """[num_words] to write into, with its previous content."""
         if self._stream is not None:
             self._stream.wait_for_copy()
         words: npt.NDArray[np.int64] = self._host.numpy()
@@ -87,19 +87,20 @@ class Upload:
         return self._target[:num_words]
 
     def release(self) -> None:
-        """The current stream has been given everything that reads the words."""
+        """All readers of the words have been launched on the current stream."""
         if self._stream is not None:
             self._stream.release()
 
 
 class Download:
-    """Whole numbers that the device sends, for the host to read later. One caller at a time: `send`, then `wait`.
+    """Integers that the device sends, for the host to read later.
 
-    On CUDA they go to pinned memory, after what the current stream was given before; the host waits for an event.
+    One caller at a time: `send`, then `wait`. On CUDA they are copied to pinned memory, after earlier work of the
+    current stream; the host waits for an event.
     """
 
     def __init__(self, *, num_words: int, device: torch.device) -> None:
-        """`num_words`: of 64 bits, at most."""
+        """`num_words`: maximum number of 64-bit words."""
         is_cuda = device.type == "cuda"
         self._device = device
         self._host = torch.zeros(num_words, dtype=torch.int64, pin_memory=is_cuda)
@@ -108,18 +109,18 @@ class Download:
 
     @property
     def is_there(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
         return self._sent is None or bool(self._sent.query())  # type: ignore[no-untyped-call]  # torch: it has no types
 
     def send(self, words: Tensor) -> None:
-        """[n] int64 of the device. What the current stream does to them later does not count."""
+        """Send [n] int64 of the device. Later changes on the current stream have no effect."""
         self._num_words = words.numel()
         self._host[: self._num_words].copy_(words, non_blocking=True)
         if self._sent is not None:
             self._sent.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> npt.NDArray[np.int64]:
-        """[n] what was sent last."""
+        """Wait for the [n] integers that were sent last."""
         if self._sent is not None:
             self._sent.synchronize()
         words: npt.NDArray[np.int64] = self._host[: self._num_words].numpy().copy()
@@ -127,17 +128,17 @@ class Download:
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream beside the current one."""
+    """A new side stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: its constructor has no types
 
 
 def new_event() -> torch.cuda.Event:
-    """An event of the current device, not recorded yet: no one waits for it."""
+    """A new event of the current device, not recorded yet."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch: its constructor has no types
 
 
 class _CopyStream:
-    """A side stream, and the events between it and the stream that computes."""
+    """A side stream, and the events that order it with the computing stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

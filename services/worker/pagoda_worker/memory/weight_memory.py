@@ -1,4 +1,4 @@
-"""WeightMemory: memory for the weights of one model, in huge pages where Linux has them. Knows sizes; no models."""
+"""WeightMemory: memory for the weights of one model, in huge pages if Linux supports them. Knows sizes; no models."""
 
 import math
 import threading
@@ -9,18 +9,17 @@ from torch import Tensor
 from pagoda_worker.memory.huge_pages import PAGE_BYTES, ask_for_huge_pages
 
 SLAB_BYTES = 64 << 20
-"""Memory is asked of the allocator in pieces of this size; a tensor of more than half of it has a piece of its own."""
+"""Bytes of a slab; a tensor of more than half of it gets its own."""
 ALIGNMENT = 64
-"""Of each tensor: a line of the caches."""
+"""Alignment of tensors: a cache line."""
 
 
 class WeightMemory:
-    """Gives tensors that live as long as the model. Any thread may take some.
+    """Allocates tensors that live as long as the model, for any thread.
 
-    The kernel clears memory at its first touch, a page at a time, and each page costs more than its clearing: half of
-    the time in which a model is loaded. A huge page is 512 of them. A matrix of some MiB has no huge page of its own,
-    since it neither begins nor ends with one; matrices that lie side by side share them. A slab goes back to the
-    machine with the last tensor in it.
+    The kernel clears memory page by page at the first touch, and each page fault costs more than the clearing: half of
+    the time of loading a model. A huge page replaces 512 pages. A matrix of some MiB alone cannot use huge pages fully,
+    since it does not begin or end at one; adjacent matrices in a slab share them. A slab is freed with its last tensor.
     """
 
     def __init__(self) -> None:
@@ -29,10 +28,10 @@ class WeightMemory:
         self._num_used = 0
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor in host memory, of any content.
+        """An uninitialized tensor in host memory.
 
         Raises:
-            RuntimeError: there is no memory.
+            RuntimeError: out of memory.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes > SLAB_BYTES // 2:
@@ -47,7 +46,7 @@ class WeightMemory:
 
 
 def _slab(num_bytes: int) -> Tensor:
-    """Whole huge pages of memory that nothing has touched yet, as uint8."""
+    """Whole huge pages of untouched memory, as uint8."""
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     memory = torch.empty(size + PAGE_BYTES, dtype=torch.uint8)
     begin = -memory.data_ptr() % PAGE_BYTES

@@ -1,1 +1,1 @@
-"""How checkpoints store quantized matrices, a format a module. Knows tensors and quantization_config; no files."""
+"""Formats of quantized matrices in checkpoints, one per module. Knows tensors and quantization_config; no files."""

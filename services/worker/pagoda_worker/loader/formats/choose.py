@@ -1,4 +1,4 @@
-"""Which format the quantized matrices of a checkpoint have, by config.json."""
+"""Chooses the format of a checkpoint's quantized matrices, by config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,10 +24,10 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredFormat]] = {
 
 
 def stored_format(config: HfConfig) -> tuple[str, StoredFormat | None] | None:
-    """The method that config.json names and its format, None where the files say it; None: weights are floats.
+    """The method that config.json names and its format (None if the files define it); None: weights are floats.
 
     Raises:
-        ModelLoadError: a method, or an option of one, that is not supported.
+        ModelLoadError: a method, or one of its options, is not supported.
     """
     options = config.get("quantization_config") or config.get("compression_config")
     if not options:

@@ -1,4 +1,4 @@
-"""Matrices of small integers out of packed words: what GPTQ, AWQ and compressed-tensors have in common."""
+"""Unpacks matrices of small integers from words: shared by GPTQ, AWQ and compressed-tensors."""
 
 import math
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ def unpack_bits(words: Tensor, bits: int) -> Tensor:
 
 
 def signed(codes: Tensor, bits: int) -> Tensor:
-    """Codes uint8 to numbers int8: less half of the range."""
+    """Codes uint8 to numbers int8, by subtracting half of the range."""
     return (codes ^ 128).view(torch.int8) if bits == 8 else codes.view(torch.int8) - (1 << (bits - 1))
 
 
 def integer_matrix(
     numbers: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int, group_size: int
 ) -> QuantizedMatrix:
-    """A matrix of its parts.
+    """A matrix from its parts.
 
     Args:
         numbers: [num_outputs, num_inputs] int8.
@@ -45,7 +45,7 @@ def integer_matrix(
         group_size: 0 is all inputs.
 
     Raises:
-        ModelLoadError: another number of groups than the inputs have.
+        ModelLoadError: the number of groups does not fit the inputs.
     """
     group_size = group_size or numbers.shape[1]
     expected = -(-numbers.shape[1] // group_size)
@@ -66,7 +66,7 @@ def integer_matrix(
 
 
 def regroup(matrix: QuantizedMatrix, groups: Tensor | None) -> QuantizedMatrix | Tensor:
-    """What an order of inputs by activation makes of a matrix: floats, unless it is the usual order.
+    """Apply an activation order of inputs to a matrix: the result is floats, unless it is the usual order.
 
     Args:
         groups: [num_inputs], the group of each input.
@@ -91,13 +91,14 @@ def regroup(matrix: QuantizedMatrix, groups: Tensor | None) -> QuantizedMatrix |
 
 
 def repeated(matrix: QuantizedMatrix, count: int) -> QuantizedMatrix:
-    """The same with `count` of each scale and zero point beside each other, for groups that much smaller."""
+    """The same matrix with each scale and zero point repeated `count` times, for groups that are smaller by that
+    factor."""
     zeros = None if matrix.zeros is None else matrix.zeros.repeat_interleave(count, 1)
     return replace(matrix, scales=matrix.scales.repeat_interleave(count, 1), zeros=zeros)
 
 
 def alike(matrices: Sequence[QuantizedMatrix]) -> list[QuantizedMatrix]:
-    """Matrices with the most bits and the smallest groups of all; as they are, if groups cannot be divided so.
+    """Convert matrices to the most bits and the smallest groups among them; unchanged if groups cannot be divided so.
 
     GGUF files store queries, keys and values, which are one matrix here, with different precision.
     """

@@ -1,6 +1,6 @@
-"""Matrices of 8-bit floats or integers beside their scales: FP8 as DeepSeek, Qwen, NVIDIA and Mistral write it.
+"""Matrices of 8-bit floats or integers with scales: FP8 as DeepSeek, Qwen, NVIDIA and Mistral write it.
 
-A product of activations is not quantized by the scales that some checkpoints have for it: the weights are what counts.
+Scales for activations, which some checkpoints have, are ignored: only weights are quantized.
 """
 
 import re
@@ -24,7 +24,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Float8(StoredFormat):
-    """NAME in FP8 and NAME_scale_inv or NAME_scale (or qscale_weight): one number, one an output, or one a block."""
+    """NAME in FP8 and NAME_scale_inv or NAME_scale (or qscale_weight): one number, one per output, or one per block."""
 
     makes_floats = True
     ignored = SCALES_OF_OTHERS
@@ -73,14 +73,14 @@ def modelopt_format(options: Mapping[str, Any]) -> StoredFormat:
     """The format of NVIDIA's ModelOpt.
 
     Raises:
-        ModelLoadError: another algorithm than FP8.
+        ModelLoadError: the algorithm is not FP8.
     """
     check_option("quant_algo", options.get("quant_algo"), ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"))
     return Float8({})
 
 
 def scaled_matrix(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> ScaledMatrix | None:
-    """What `scale_blocks` multiplies, with a scale for each output; None: of another type or shape.
+    """The operands of `scale_blocks`, with a scale for each output; None: another type or shape.
 
     Args:
         weight: [rows, columns].
@@ -100,7 +100,7 @@ def scaled_matrix(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) 
 
 
 def scale_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """Numbers times their scales, float32.
+    """Multiply numbers by their scales, float32.
 
     Args:
         weight: [..., rows, columns], any type.
@@ -108,7 +108,7 @@ def scale_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -
             whose last ones may be smaller.
 
     Raises:
-        ModelLoadError: scales are of another shape.
+        ModelLoadError: the scales have another shape.
     """
     values, scale = weight.float(), scale.float()
     *stack, rows, columns = weight.shape

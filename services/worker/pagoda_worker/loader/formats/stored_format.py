@@ -1,4 +1,4 @@
-"""StoredFormat: what every format of quantized matrices gives the loader, and checks that formats share."""
+"""StoredFormat: the loader's interface of formats of quantized matrices, and shared checks."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,20 +12,20 @@ from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 
 
 class StoredFormat:
-    """How one checkpoint stores its quantized matrices, each as several tensors in place of NAME.weight."""
+    """How one checkpoint stores its quantized matrices, each as several tensors instead of NAME.weight."""
 
     first: str = ""
-    """Last part of the name of the tensor that tells that a matrix is quantized."""
+    """Last part of the name of the tensor that marks a matrix as quantized."""
     others: tuple[str, ...] = ()
     """Further names that may be present."""
     optional: tuple[str, ...] = ()
     ignored: re.Pattern[str] | None = None
-    """Tensors that may be there and mean nothing to weights: scales of activations and of the KV cache."""
+    """Tensors that are ignored: scales of activations and of the KV cache."""
     makes_floats: bool = False
-    """Whether `read` always gives floats: they may be quantized again while they are read."""
+    """Whether `read` always gives floats, which may be quantized again while they are read."""
 
     described_by: str = ""
-    """Last part of the name of the tensor whose values tell the shape; empty: shapes of the tensors do."""
+    """Last part of the name of the tensor whose values give the shape; empty: the tensors' shapes do."""
 
     def parts(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """The tensors of each quantized matrix.
@@ -34,7 +34,7 @@ class StoredFormat:
             names: of all tensors of the checkpoint.
 
         Returns:
-            By the name that the matrix has where it is no integers: names of its tensors, by the last part of them.
+            By the matrix's unquantized name: names of its tensors, by their last part.
 
         Raises:
             ModelLoadError: a tensor of a matrix is missing.
@@ -67,12 +67,12 @@ class StoredFormat:
         """The shape, from the tensor of `described_by`.
 
         Raises:
-            ModelLoadError: it does not tell.
+            ModelLoadError: the tensor does not give a shape.
         """
         raise NotImplementedError
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """A matrix from its tensors; floats, if its inputs are in no groups of neighbours.
+        """A matrix from its tensors; floats if its groups are not of adjacent inputs.
 
         Raises:
             ModelLoadError: the shapes of the tensors do not fit together.
@@ -80,15 +80,15 @@ class StoredFormat:
         raise NotImplementedError
 
     def read_scaled(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | ScaledMatrix | Tensor:
-        """As `read`; small floats with their scales, where the matrix is stored so."""
+        """As `read`, but small floats with their scales if the matrix is stored so."""
         return self.read(tensors)
 
 
 def check_option(name: str, value: object, accepted: tuple[object, ...]) -> None:
-    """Whether an option of quantization_config is one of those that are read.
+    """Check that an option of quantization_config is supported.
 
     Raises:
-        ModelLoadError: it is not.
+        ModelLoadError: the option is not supported.
     """
     if value not in accepted:
         raise bad_option(name, value, f"one of {', '.join(repr(choice) for choice in accepted)}")
@@ -104,7 +104,7 @@ def read_bits(options: Mapping[str, Any], name: str, accepted: tuple[int, ...] =
     """Bits of an integer.
 
     Raises:
-        ModelLoadError: another number than those.
+        ModelLoadError: the number of bits is not supported.
     """
     bits = options.get(name)
     check_option(name, bits, accepted)
@@ -113,10 +113,10 @@ def read_bits(options: Mapping[str, Any], name: str, accepted: tuple[int, ...] =
 
 
 def read_group_size(options: Mapping[str, Any], name: str = "group_size") -> int:
-    """Inputs in a group; 0 is all.
+    """Number of inputs in a group; 0: all.
 
     Raises:
-        ModelLoadError: no such number.
+        ModelLoadError: it is not a valid number.
     """
     size = options.get(name)
     if size is None or size == -1:
