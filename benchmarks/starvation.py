@@ -39,7 +39,7 @@ STALL_S = 1.0
 PLACES = ("pushed", "received", "sent", "got")
 FAULTS = (
     "will be recomputed",
-    "does not keep up",
+    "reads its stream too slowly",
     "lost the scheduler",
     "run alone",
     "replaces an older",

@@ -365,7 +365,7 @@ class EngineSession:
         if finished.embedding:
             sequence.embedding = np.frombuffer(finished.embedding, "<f4")
         elif stream.request.pooling is not None and finished.finish_reason in ENDS:
-            sequence.finish("error", error=PagodaError("the engine does not pool", code=Code.UNIMPLEMENTED))
+            sequence.finish("error", error=PagodaError("the engine does not support pooling", code=Code.UNIMPLEMENTED))
         error = error_from_proto(finished.error) if is_error else None
         if error is not None and error.code is Code.DEADLINE_EXCEEDED:
             error = stream.overdue_error()  # the engine knows only what was left of the time limit

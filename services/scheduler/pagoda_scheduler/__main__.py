@@ -91,7 +91,7 @@ async def serve(
         mark("listening")
         logger.info("the queue holds %s", _queue_bounds(config.scheduler))
         if metrics_port is not None:
-            whole = process_registry(registry)  # a frontend, which shows `registry` beside its own, has the rest itself
+            whole = process_registry(registry)  # frontends show `registry` with their own process metrics
             whole.register(EngineCollector(load=state.load, model_name=model_name))
             logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(whole, host=host, port=metrics_port))
         exempt_what_exists()
@@ -124,14 +124,14 @@ async def serve(
 
 
 def _queue_bounds(config: SchedulerConfig) -> str:
-    """For people."""
+    """The queue's bounds as text for the log."""
     bounds = ((config.max_num_queued_reqs, "sequences"), (config.max_num_queued_tokens, "prompt tokens"))
     text = " and ".join(f"at most {bound:,} {what}" if bound else f"any number of {what}" for bound, what in bounds)
     return f"{text}; one client may hold {config.max_queued_share:.0%} of both"
 
 
 async def _follow_readiness(engine: Engine, server: RpcServer) -> None:
-    """Let grpc.health.v1 say what is really possible."""
+    """Keep grpc.health.v1 equal to the engine's readiness."""
     was_ready = False
     while True:
         if engine.is_ready != was_ready:

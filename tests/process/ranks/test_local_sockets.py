@@ -64,7 +64,7 @@ class Pair:
     def called_at(self) -> list[str]:
         """Abstract sockets at which workers of the scheduler of now were called, in order."""
         log = self.processes["scheduler"].log
-        return [line.split()[-1] for line in log.splitlines() if "its worker is called at" in line]
+        return [line.split()[-1] for line in log.splitlines() if "reaches the worker at" in line]
 
     def decode(self, at_token: Callable[[int], None] = lambda number: None) -> list[int]:
         """The tokens of a seeded stream."""

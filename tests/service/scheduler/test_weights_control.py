@@ -312,7 +312,7 @@ async def test_a_worker_that_dies_in_the_change_over_comes_back_with_the_new_wei
     reload = asyncio.ensure_future(scheduler.stub.ReloadWeights(scheduler_pb2.ReloadWeightsRequest(model="plus-7")))
     await scheduler.until(lambda: "reload plus-7" in second.calls)
     await second.stop()
-    await fails(reload, grpc.StatusCode.UNAVAILABLE, "(1 of 2 groups hold them)")
+    await fails(reload, grpc.StatusCode.UNAVAILABLE, "(1 of 2 groups hold the new weights)")
     for first, tokens in zip(range(1000, 9000, 1000), await asyncio.wait_for(running, 240), strict=True):
         assert len(tokens) == 80
         assert set(steps(tokens, first)) <= {1, 7}

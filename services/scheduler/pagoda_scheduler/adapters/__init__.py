@@ -1,1 +1,1 @@
-"""LoRA adapters in the scheduler: which there are, and which of them a group's workers have. Knows no messages."""
+"""LoRA adapters in the scheduler: the list of adapters, and those in a group's workers. Knows no messages."""

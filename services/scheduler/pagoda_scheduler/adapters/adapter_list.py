@@ -1,4 +1,4 @@
-"""AdapterList: the adapters that requests may name. The scheduler owns it; frontends learn it. No gRPC."""
+"""AdapterList: the adapters that requests may name. The scheduler owns the list and sends it to frontends. No gRPC."""
 
 import re
 import time
@@ -13,30 +13,30 @@ _SAFE_NAME = re.compile(r"[\w.-][\w.+ -]*(/[\w.-][\w.+ -]*)?")
 """Name of a folder in --lora-resolver-dir; an organisation may precede it, as in hub ids."""
 FILE = "adapter_config.json"
 MAX_ADAPTERS = 4096
-"""In the list, all of which every frontend hears with each change."""
+"""Maximum length of the list, which is sent whole to every frontend with each change."""
 
 
 class AdapterList:
-    """Names and the weights that they stand for. `on_change` is called whenever the list is another one."""
+    """Adapter names and their weights. `on_change` is called whenever the list changes."""
 
     def __init__(self, *, config: LoraConfig, on_change: Callable[[], None] = lambda: None) -> None:
-        """Adapters of the command line are there from the start; their version is 0."""
+        """Adapters of the command line are listed from the start; their version is 0."""
         self._config = config
         self._on_change = on_change
         self._adapters = {adapter.name: adapter for adapter in config.adapters}
 
     @property
     def is_on(self) -> bool:
-        """Whether requests may have adapters at all."""
+        """Whether requests may use adapters at all."""
         return self._config.enable_lora
 
     @property
     def has_resolver(self) -> bool:
-        """Whether names that are not listed are looked for."""
+        """Whether unlisted names are looked up in the resolver's directory."""
         return bool(self._config.lora_resolver_dir)
 
     def listed(self) -> list[LoraAdapter]:
-        """In order of name."""
+        """All adapters in order of name."""
         return [self._adapters[name] for name in sorted(self._adapters)]
 
     def get(self, name: str) -> LoraAdapter | None:
@@ -58,8 +58,8 @@ class AdapterList:
         """The entry for `asked` in the list, if it can be loaded. Changes nothing.
 
         Raises:
-            NotFound: it has no path, and there is none of its name in the resolver's directory.
-            InvalidRequest: adapters are off, or the name has weights and these are not to be replaced.
+            NotFound: it has no path, and the resolver's directory has no adapter of its name.
+            InvalidRequest: adapters are off, or the name already has weights that must not be replaced.
         """
         if not self.is_on:
             raise InvalidRequest(f"lora_name is {asked.name!r}, adapters need --enable-lora", field="lora_name")
@@ -68,13 +68,13 @@ class AdapterList:
             if not asked.path:
                 return known
             raise InvalidRequest(
-                f"lora_name is {asked.name!r}, which is loaded already: load_inplace puts other weights in its place",
+                f"lora_name is {asked.name!r}, which is already loaded: set load_inplace to replace its weights",
                 field="lora_name",
             )
         if known is None and len(self._adapters) >= MAX_ADAPTERS:
             raise InvalidRequest(
-                f"lora_name is {asked.name!r}, and there are {len(self._adapters)} adapters, at most {MAX_ADAPTERS} "
-                "may be: unload one",
+                f"lora_name is {asked.name!r}, but {len(self._adapters)} adapters are loaded, at most {MAX_ADAPTERS} "
+                "are allowed: unload one",
                 field="lora_name",
             )
         return LoraAdapter(
@@ -86,26 +86,26 @@ class AdapterList:
         )
 
     def put(self, adapter: LoraAdapter) -> None:
-        """List an adapter, in the place of one of its name."""
+        """Add an adapter to the list, replacing one of the same name."""
         if self._adapters.get(adapter.name) != adapter:
             self._adapters[adapter.name] = adapter
             self._on_change()
 
     def remove(self, name: str) -> LoraAdapter:
-        """Take an adapter from the list; raises NotFound when it is not there."""
+        """Remove an adapter from the list; raises NotFound when it is not listed."""
         adapter = self.find(name)
         del self._adapters[name]
         self._on_change()
         return adapter
 
     def pin(self, name: str, *, is_pinned: bool) -> LoraAdapter:
-        """Pin an adapter, or not; raises NotFound when there is none of that name."""
+        """Pin or unpin an adapter; raises NotFound when there is none of that name."""
         adapter = self.find(name).pinned(is_pinned)
         self.put(adapter)
         return adapter
 
     def learn(self, adapters: Iterable[LoraAdapter]) -> None:
-        """Take the list of an earlier scheduler from a frontend; of each name, the newer weights count."""
+        """Merge the list of an earlier scheduler, sent by a frontend; for each name, the newer weights win."""
         if not self.is_on:
             return
         for adapter in adapters:

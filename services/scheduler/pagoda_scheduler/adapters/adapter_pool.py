@@ -1,8 +1,9 @@
-"""AdapterPool: which adapters one group's workers have, and who may run with them. Knows requests; no gRPC, no files.
+"""AdapterPool: tracks the adapters in one group's workers, and decides which sequences may run with them. Knows
+requests; no gRPC, no files.
 
-An adapter is read when a request that waits needs it, beside the steps; meanwhile others are admitted. At most
-`max_loras` of them run in a step. Of more than `max_cpu_loras` in the workers' memory, the least recently used one that
-no sequence runs with goes; a pinned one stays.
+An adapter is loaded when a waiting request needs it, concurrently with steps; meanwhile other requests are admitted. At
+most `max_loras` adapters run in a step. When the workers' memory has more than `max_cpu_loras`, the least recently used
+one without running sequences is evicted, unless it is pinned.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_scheduler.core.request import Request
 
 PATIENCE = 64
-"""Later sequences that are admitted while one waits for another adapter to stop running, before no more are."""
+"""Number of later sequences that may overtake one that waits for another adapter to stop running."""
 
 Key = tuple[str, str, int]
 
@@ -24,7 +25,7 @@ Key = tuple[str, str, int]
 class _Entry:
     adapter: LoraAdapter
     number: int
-    """By which the workers know it."""
+    """Number by which the workers know the adapter."""
     is_loaded: bool = False
 
 
@@ -35,7 +36,7 @@ class AdapterPool:
         self._max_loras = max_loras
         self._max_host = max_cpu_loras
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
-        """In the workers' memory, or on its way there; the least recently used first."""
+        """Adapters in the workers' memory or being loaded, the least recently used first."""
         self._numbers = count(1)
         self._to_load: list[_Entry] = []
         self._to_remove: list[int] = []
@@ -48,16 +49,16 @@ class AdapterPool:
         self._lacks_place = False
 
     def begin(self, running: Iterable[Request]) -> None:
-        """Called before a step is decided; `running` already run."""
+        """Called before a step is decided; `running`: the running sequences."""
         self._active = {request.lora.key for request in running if request.lora is not None}
         self._asked.clear()
         self._lacks_place = False
 
     def can_run(self, request: Request, *, is_alone: bool = False) -> bool:
-        """Whether a waiting sequence may enter the step; what it lacks is asked for.
+        """Whether a waiting sequence may enter the step; a missing adapter is requested.
 
         Args:
-            is_alone: the others that run do not count.
+            is_alone: ignore the other running sequences.
         """
         if request.lora is None:
             return True
@@ -77,21 +78,21 @@ class AdapterPool:
 
     @property
     def is_impatient(self) -> bool:
-        """Whether too many have passed a sequence that waits for other adapters to stop running."""
+        """Whether too many sequences have overtaken one that waits for other adapters to stop running."""
         return self._lacks_place and self._num_passed >= PATIENCE
 
     def admit(self, request: Request) -> None:
-        """A sequence runs from now on."""
+        """Note that a sequence starts running."""
         self._num_passed = self._num_passed + 1 if self._lacks_place else 0
         if request.lora is not None:
             self._active.add(request.lora.key)
 
     def number_of(self, request: Request) -> int:
-        """By which the workers know a sequence's adapter; 0: it has none."""
+        """Number by which the workers know the sequence's adapter; 0: no adapter."""
         return 0 if request.lora is None else self._entries[request.lora.key].number
 
     def pin(self, adapter: LoraAdapter, *, is_pinned: bool) -> None:
-        """Keep an adapter in memory, read now if it is not there; or let it go as others do."""
+        """Pin an adapter in memory, loading it now if needed; or unpin it."""
         if not is_pinned:
             self._pinned.discard(adapter.key)
             return
@@ -99,12 +100,12 @@ class AdapterPool:
         self.load(adapter)
 
     def load(self, adapter: LoraAdapter) -> None:
-        """Have an adapter read, if there is room."""
+        """Load an adapter, if there is room."""
         if adapter.key not in self._entries:
             self._want(adapter)
 
     def forget(self, adapter: LoraAdapter) -> None:
-        """An adapter is listed no more: it goes when no one runs with it."""
+        """An adapter was removed from the list: drop it when no sequence runs with it."""
         self._pinned.discard(adapter.key)
         if adapter.key in self._entries:
             self._entries.move_to_end(adapter.key, last=False)
@@ -114,26 +115,26 @@ class AdapterPool:
         entry = self._entries.get(adapter.key)
         return entry is not None and entry.is_loaded
 
-    # What the step loop does about it.
+    # Called by the step loop.
 
     def take_loads(self) -> list[tuple[int, LoraAdapter]]:
-        """Adapters to have the workers read now, with their numbers."""
+        """Adapters that the workers must load now, with their numbers."""
         loads, self._to_load = [(entry.number, entry.adapter) for entry in self._to_load], []
         return loads
 
     def take_removals(self) -> list[int]:
-        """Numbers that the workers forget with the next step."""
+        """Numbers of adapters that the workers drop with the next step."""
         removals, self._to_remove = self._to_remove, []
         return removals
 
     def loaded(self, adapter: LoraAdapter) -> None:
-        """The workers have read it."""
+        """The workers have loaded it."""
         entry = self._entries.get(adapter.key)
         if entry is not None:
             entry.is_loaded = True
 
     def failed(self, adapter: LoraAdapter, waiting: Iterable[Request], error: PagodaError) -> list[Request]:
-        """The workers cannot load it: returns the sequences that fail. A later request tries again."""
+        """The workers cannot load it: returns the sequences that fail. A later request retries."""
         self._entries.pop(adapter.key, None)
         self._pinned.discard(adapter.key)
         failing = [one for one in waiting if one.lora is not None and one.lora.key == adapter.key]

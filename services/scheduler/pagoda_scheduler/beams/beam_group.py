@@ -1,4 +1,4 @@
-"""A beam search as sequences of the scheduler: the beams that run for one request. Knows requests; no blocks."""
+"""BeamGroup: runs a beam search as sequences of the scheduler, one per beam. Knows requests; no blocks."""
 
 from dataclasses import replace
 
@@ -12,13 +12,13 @@ from pagoda_scheduler.core.step_result import StepResult
 
 
 class BeamGroup:
-    """The sequences of a client, and the beams that run instead until the search ends."""
+    """The client's sequences, and the beams that run in their place until the search ends."""
 
     def __init__(self, *, sequences: list[Request], search: BeamSearch) -> None:
         """`sequences`: as many as hypotheses are wanted, at most beam_width; `search` has not begun."""
         self.sequences = sequences
         self.beams: list[Request] = []
-        """Running and waiting, in the search's order."""
+        """Running and waiting beams, in the search's order."""
         self._new_search = search
         self._search = search
         self._candidates: dict[Request, tuple[list[int], list[float]]] = {}
@@ -26,7 +26,7 @@ class BeamGroup:
             sequence.beam_group = self
 
     def start(self) -> Request:
-        """Begin, or begin again after a loss; the first beam."""
+        """Start the search, or restart it after a loss; returns the first beam."""
         first, search = self.sequences[0], self._new_search
         self._search = BeamSearch(
             beam_width=search.beam_width,
@@ -44,15 +44,15 @@ class BeamGroup:
         return beam
 
     def collect(self, beam: Request, logprobs: LogprobRows, row: int) -> bool:
-        """Take one beam's candidates; whether every beam has given its own."""
+        """Add one beam's candidates; whether all beams have given theirs."""
         index = int(np.searchsorted(logprobs.rows, row))
         end = int(logprobs.counts[: index + 1].sum())
-        start = end - int(logprobs.counts[index]) + 1  # the sampled token stands first, and again among the top ones
+        start = end - int(logprobs.counts[index]) + 1  # the sampled token is first, and again among the top
         self._candidates[beam] = (logprobs.token_ids[start:end].tolist(), logprobs.logprobs[start:end].tolist())
         return len(self._candidates) == len(self.beams)
 
     def advance(self) -> list[Continuation]:
-        """One step of the search; nothing when it is over."""
+        """The continuations of the next step; empty when the search is over."""
         candidates = [self._candidates[beam] for beam in self.beams]
         self._candidates = {}
         return self._search.advance(candidates)
@@ -65,9 +65,9 @@ class BeamGroup:
         return found[place] if is_held and sequence.output_token_ids == list(found[place].token_ids) else None
 
     def deliver(self, result: StepResult) -> None:
-        """Put the hypotheses into the client's sequences, and those into the step's result.
+        """Copy the hypotheses into the client's sequences, and add these to the step's result.
 
-        All fail if they are too few: a constraint may allow less than was asked for.
+        All fail if there are too few hypotheses: a constraint may allow fewer outputs than requested.
         """
         found, wanted = len(self._search.hypotheses), len(self.sequences)
         if found < wanted:

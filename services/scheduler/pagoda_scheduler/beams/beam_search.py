@@ -1,4 +1,4 @@
-"""Beam search as an algorithm: candidates in, continuations out. Knows token ids and scores; no requests, no blocks."""
+"""The beam search algorithm: candidates in, continuations out. Knows token ids and scores; no requests, no blocks."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pagoda_common.params.beam_search import EarlyStopping
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence that still grows."""
+    """A sequence that is not finished."""
 
     token_ids: tuple[int, ...]
     log_probability: float
@@ -23,7 +23,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A sequence that has ended."""
+    """A finished sequence."""
 
     token_ids: tuple[int, ...]
     score: float
@@ -38,14 +38,14 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One beam of the next step: beam `parent` of this step, and one more token."""
+    """One beam of the next step: beam `parent` of this step plus one token."""
 
     parent: int
     token_id: int
 
 
 class _Candidate(NamedTuple):
-    """A beam and one more token."""
+    """A beam plus one token."""
 
     score: float
     """Log probability of all its tokens."""
@@ -56,11 +56,11 @@ class _Candidate(NamedTuple):
 
 
 class BeamSearch:
-    """One search. `advance` until it returns nothing; then `hypotheses` are the result, best first.
+    """One search. Call `advance` until it returns nothing; then `hypotheses` are the result, best first.
 
     The rules are those of transformers' generate(num_beams=…, do_sample=False): of the best `num_candidates`
     continuations of all beams, those among the best `beam_width` that end become hypotheses, and the best `beam_width`
-    that do not end go on. early_stopping: "first" ends with `beam_width` hypotheses; "heuristic" (False there) ends
+    that do not end continue. early_stopping: "first" ends with `beam_width` hypotheses; "heuristic" (False there) ends
     when the best beam at its present length cannot beat the worst hypothesis; "never" judges it at full length.
     """
 
@@ -75,7 +75,7 @@ class BeamSearch:
     ) -> None:
         self.beam_width = beam_width
         self.num_candidates = max(2, 1 + len(end_token_ids)) * beam_width
-        """Candidates needed of each beam."""
+        """Number of candidates that each beam must give."""
         self.beams: list[Beam] = [Beam((), 0.0)]
         self.hypotheses: list[Hypothesis] = []
         self.max_tokens = max_tokens
@@ -85,7 +85,8 @@ class BeamSearch:
         self._can_improve = True
 
     def advance(self, candidates: Sequence[tuple[Sequence[int], Sequence[float]]]) -> list[Continuation]:
-        """One step: for each beam its likeliest next tokens and their log probabilities, best first; -inf are none."""
+        """One step. Takes for each beam its likeliest next tokens and their log probabilities, best first; -inf entries
+        do not count."""
         scored = [
             _Candidate(beam.log_probability + logprob, parent, token_id, logprob, rank)
             for parent, (beam, (token_ids, logprobs)) in enumerate(zip(self.beams, candidates, strict=True))

@@ -1,4 +1,4 @@
-"""Beam searches within the scheduler: candidates in; beams that continue, fork and end. Knows no budget."""
+"""Beams: continues, forks and ends the beams of all searches of a scheduler. Knows no budget."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 
 
 class Beams:
-    """The running beams of all groups of one scheduler."""
+    """The running beams of all beam groups of one scheduler."""
 
     def __init__(
         self,
@@ -32,10 +32,11 @@ class Beams:
         self._preempt = preempt
         self._finish = finish
         self._reentering: dict[Request, bool] = {}
-        """Running beams that must be sent to the worker again, and whether it knows their slot by another log."""
+        """Running beams that must be sent again, and whether the worker has another log in their slot.
+        """
 
     def advance(self, beam: Request, token_id: int, row: int, logprobs: LogprobRows | None, result: StepResult) -> None:
-        """Take one beam's candidates; with the last beam of a step, choose the beams of the next one."""
+        """Add one beam's candidates; after the last beam of a step, choose the beams of the next step."""
         beam.num_pending -= 1
         beam.num_tokens -= 1
         group = beam.beam_group
@@ -68,7 +69,7 @@ class Beams:
     def reenter(
         self, scheduled: dict[Request, int], appended: dict[Request, list[int]], admitted: dict[Request, int]
     ) -> None:
-        """Send the scheduled beams whose log in the worker is not theirs as new requests."""
+        """Send scheduled beams as new requests if their log in the worker is not their own."""
         for request in [request for request in self._reentering if request in scheduled]:
             if self._reentering.pop(request):
                 self._slots.renew(request.slot)
@@ -77,7 +78,7 @@ class Beams:
             self._kv.begin_anew(request)
 
     def forget(self, request: Request) -> bool:
-        """`request` leaves its slot; whether the worker knows it by that slot."""
+        """`request` leaves its slot; whether the worker has it in that slot."""
         return self._reentering.pop(request, None) is not False
 
     def _continue(self, beam: Request, token_id: int) -> Request:
@@ -97,7 +98,7 @@ class Beams:
         return beam
 
     def _fork(self, parent: Request, token_id: int) -> Request:
-        """A new beam: everything that `parent` has, then `token_id`."""
+        """A new beam: the tokens of `parent`, then `token_id`."""
         output = [*parent.output_token_ids, token_id]
         child = parent.derive(sampling_params=parent.sampling_params, output_token_ids=output)
         if parent.status is RequestStatus.RUNNING and self._slots.has_free and self._kv.can_fork(parent):

@@ -1,1 +1,2 @@
-"""The policy: which tokens run in the next step, and what results do to sequences. No gRPC, no clock, no tensors."""
+"""The scheduling policy: decides which tokens run in the next step, and applies results to sequences. No gRPC, no
+clock, no tensors."""

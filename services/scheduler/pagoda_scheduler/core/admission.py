@@ -11,11 +11,10 @@ from pagoda_scheduler.core.waiting_queue import WaitingQueue
 
 
 def check_queue(config: SchedulerConfig, *, waiting: WaitingQueue, requests: list[Request]) -> None:
-    """Whether `requests` may wait beside those that wait for a worker group.
+    """Check that `requests` may wait in addition to those that wait for a worker group.
 
     Raises:
-        QueueFull: a bound on the waiting queue would be passed.
-        ShareFull: the part of it would be that one client has.
+        QueueFull: the waiting queue would exceed its bounds. ShareFull: the client would exceed its share of them.
     """
     max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     num_reqs = len(waiting)
@@ -29,7 +28,7 @@ def check_queue(config: SchedulerConfig, *, waiting: WaitingQueue, requests: lis
 
 
 def _check_share(config: SchedulerConfig, *, waiting: WaitingQueue, requests: list[Request], client: str) -> None:
-    """Raises ShareFull."""
+    """Raises ShareFull when `client` would exceed its share of the queue's bounds."""
     share = waiting.share_of(client)
     max_reqs = math.ceil(config.max_num_queued_reqs * config.max_queued_share)
     max_tokens = math.ceil(config.max_num_queued_tokens * config.max_queued_share)
@@ -55,8 +54,8 @@ class Admission:
         only_pools: bool = False,
         takes_adapters: bool = False,
     ) -> None:
-        """`vocab_size`: of the model; None takes every token id. `only_pools`: it makes no tokens.
-        `takes_adapters`: the workers compute with LoRA adapters."""
+        """`vocab_size`: of the model; None accepts every token id. `only_pools`: the model generates no tokens.
+        `takes_adapters`: the workers support LoRA adapters."""
         self._takes_adapters = takes_adapters
         self._only_pools = only_pools
         self._config = config
@@ -65,32 +64,33 @@ class Admission:
         self._vocab_size = vocab_size
 
     def check(self, requests: list[Request]) -> None:
-        """Whether `requests`, which are new, may be added.
+        """Check that `requests`, which are new, may be added.
 
         Raises:
-            RequestTooLong, InvalidRequest: as of check_fits.
-            QueueFull: a bound on the waiting queue would be passed.
+            RequestTooLong, InvalidRequest: as in check_fits.
+            QueueFull: the waiting queue would exceed its bounds.
         """
         self.check_fits(requests)
         check_queue(self._config, waiting=self._waiting, requests=requests)
 
     def check_fits(self, requests: list[Request]) -> None:
-        """Whether `requests` can be computed at all: for those that were taken in before, the queue has no bound.
+        """Check that `requests` can be computed at all, without the queue's bounds, which do not apply to accepted
+        requests.
 
         Raises:
             RequestTooLong: the prompt does not fit the context, or a step.
-            InvalidRequest: a token is not in the vocabulary, or the model makes no text.
-            PagodaError: it has an adapter, and the workers take none.
+            InvalidRequest: a token is not in the vocabulary, or the model does not generate text.
+            PagodaError: the request has an adapter, and the workers do not support adapters.
         """
         for request in requests:
             if request.lora is not None and not self._takes_adapters:
-                message = (
-                    f"lora is {request.lora.name!r}, and the worker takes no adapters: it is of an earlier version"
-                )
+                message = f"lora is {request.lora.name!r}, but the worker does not support adapters: upgrade the worker"
                 raise PagodaError(message, field="lora", code=Code.UNIMPLEMENTED)
             num_tokens, budget = request.num_prompt_tokens, self._config.max_num_batched_tokens
             if self._only_pools and request.pooling is None:
-                raise InvalidRequest("the model makes no text: requests to it have pooling", field="pooling")
+                raise InvalidRequest(
+                    "the model does not generate text: its requests need the field pooling", field="pooling"
+                )
             if request.pooling is not None:
                 if num_tokens > self._max_model_len:
                     text = f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}"
@@ -111,7 +111,7 @@ class Admission:
 
 
 def _check_tokens(request: Request, vocab_size: int) -> None:
-    """Whether the model knows every token: a request may have come before the model was known."""
+    """Check all token ids: the request may have come before the model was known."""
     named = (("prompt_token_ids", request.prompt_token_ids), ("output_token_ids", request.output_token_ids))
     for field, token_ids in named:
         if len(token_ids) and (highest := int(np.max(token_ids))) >= vocab_size:

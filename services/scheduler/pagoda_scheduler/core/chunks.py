@@ -1,4 +1,4 @@
-"""How many tokens a step takes, and how many of a sequence. Knows the configuration; no blocks, no clock."""
+"""Decides how many tokens a step takes, and how many of each sequence. Knows the configuration; no blocks, no clock."""
 
 from collections.abc import Iterable
 
@@ -7,19 +7,19 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.kv.recurrent_states import RecurrentStates
 
 TARGET_NS = 250_000_000
-"""Longest time of a step in which prompts are computed beside decoding sequences."""
+"""Target time of a step that computes prompts together with decoding sequences."""
 MIN_TOKENS = 512
-"""Such a step may have so many tokens in any case: smaller chunks make prompts slower, and steps hardly shorter."""
+"""Tokens that such a step may always have: smaller chunks slow prompts down, and hardly shorten steps."""
 FASTER_SHARE = 0.2
 SLOWER_SHARE = 0.5
-"""Parts of the way that the estimated time of a token goes towards that of a step."""
+"""Weight of the newest step in the smoothed time per token."""
 
 
 class Chunks:
     """Cuts prompts into chunks.
 
-    Where a full step takes longer than TARGET_NS, on slow and on busy devices, steps are smaller while sequences
-    decode, which would wait for prompts of others. The time of a token is that of past steps.
+    Where a full step takes longer than TARGET_NS (on slow or busy devices), steps are smaller while sequences decode,
+    so that they do not wait for other prompts. The time per token is measured in past steps.
     """
 
     def __init__(self, *, config: SchedulerConfig, states: RecurrentStates | None = None) -> None:
@@ -30,10 +30,10 @@ class Chunks:
         self._threshold = config.long_prefill_token_threshold
         self._ns_per_token = 0.0
         self._limit = self._max_tokens
-        """Tokens of a step beside decoding sequences."""
+        """Maximum tokens of a step while sequences decode."""
 
     def took(self, num_tokens: int, compute_ns: int) -> None:
-        """A step of so many tokens has taken so long. Small steps tell nothing of prompts."""
+        """Note the time of a step of `num_tokens` tokens. Small steps say nothing about prompts and are ignored."""
         if num_tokens < MIN_TOKENS // 2 or compute_ns <= 0 or not self._is_chunked:
             return
         found, known = compute_ns / num_tokens, self._ns_per_token
@@ -42,18 +42,18 @@ class Chunks:
         self._limit = min(self._max_tokens, max(MIN_TOKENS, int(TARGET_NS / self._ns_per_token)))
 
     def budget(self, running: Iterable[Request]) -> int:
-        """Tokens of the next step."""
+        """Maximum tokens of the next step."""
         if self._limit == self._max_tokens:
             return self._max_tokens
         num_decoding = sum(map(_decodes, running))
         return min(self._max_tokens, num_decoding + self._limit) if num_decoding else self._max_tokens
 
     def size(self, request: Request, start: int, budget: int) -> int:
-        """How many of a sequence's tokens from position `start` on the step takes, which has room for `budget`; 0 when
-        the sequence has to wait."""
+        """How many of a sequence's tokens, from position `start`, the step takes with room for `budget`; 0 when the
+        sequence must wait."""
         num_new = request.num_tokens - start
         if not self._is_chunked and num_new <= self._max_tokens:
-            return num_new if num_new <= budget else 0  # one that has outgrown every step is recomputed in chunks
+            return num_new if num_new <= budget else 0  # longer sequences are recomputed in chunks
         if 0 < self._threshold < num_new:
             num_new = self._threshold
         num_new = min(num_new, budget)
@@ -61,6 +61,6 @@ class Chunks:
 
 
 def _decodes(request: Request) -> bool:
-    """Whether a running sequence gets tokens one by one, and not its last one already."""
+    """Whether a running sequence decodes and has not reached its last token."""
     is_behind = request.num_tokens - request.num_computed_tokens > 1
     return not is_behind and request.pooling is None and request.num_tokens < request.max_num_tokens

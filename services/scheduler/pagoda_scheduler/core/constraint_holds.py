@@ -1,7 +1,8 @@
-"""ConstraintHolds: which constraints the worker has compiled, so that no step waits for one. No gRPC, no grammar.
+"""ConstraintHolds: tracks constraints that the worker has compiled, so that no step waits for compilation. No gRPC, no
+grammar.
 
-A sequence enters a slot when its constraint is held: compiled by the worker, and kept there until it is released. Two
-are compiled at a time, one of them at most a large one, and tenants take turns.
+A sequence enters a slot once its constraint is held: compiled by the worker, and kept there until it is released. Two
+constraints are compiled at a time, at most one of them large, and tenants take turns.
 """
 
 from collections import OrderedDict, deque
@@ -14,19 +15,21 @@ from pagoda_scheduler.core.request import Request
 
 MAX_COMPILING = 2
 MAX_AHEAD = 64
-"""Constraints that are held for sequences which have not been admitted."""
+"""Maximum number of constraints held for sequences that are not admitted yet."""
 MAX_IDLE = 32
-"""Constraints that are held for the next request under them, until all rest."""
+"""Maximum number of constraints kept for later requests while the engine is busy."""
 MAX_IDLE_BYTES = 128 * 1024
-"""Their size (StructuredOutputsParams.num_bytes): what a worker keeps of one may be a hundred times as large."""
+"""Maximum total size of these (StructuredOutputsParams.num_bytes); compiled ones may be a hundred times as large.
+"""
 LARGE = 1024
-"""Size (StructuredOutputsParams.num_bytes) from which on a constraint may take long: only one at a time does."""
+"""Size (StructuredOutputsParams.num_bytes) from which a constraint counts as large: only one of these is compiled at a
+time."""
 
 Key = tuple[object, ...]
 
 
 class HoldStatus(Enum):
-    """How far a constraint is."""
+    """State of a constraint."""
 
     WAITING = "waiting"
     COMPILING = "compiling"
@@ -35,7 +38,7 @@ class HoldStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """One constraint, and the sequences that wait to be admitted under it."""
+    """One constraint, and the waiting sequences that need it."""
 
     params: StructuredOutputsParams
     tenant: str
@@ -45,7 +48,7 @@ class Hold:
 
     @property
     def is_large(self) -> bool:
-        """Whether it may take long to compile."""
+        """Whether compilation may take long."""
         return self.params.num_bytes >= LARGE
 
 
@@ -55,26 +58,27 @@ class ConstraintHolds:
     def __init__(
         self, *, start: Callable[[StructuredOutputsParams], None], release: Callable[[StructuredOutputsParams], None]
     ) -> None:
-        """`start` has the worker compile and keep a constraint, of which `compiled` or `failed` tells; after `release`
-        it may forget it. Neither calls back at once."""
+        """`start` makes the worker compile and keep a constraint, and `compiled` or `failed` reports the result; after
+        `release` the worker may drop it. Neither calls back at once."""
         self._start = start
         self._release = release
         self._holds: dict[Key, Hold] = {}
         self._of: dict[Request, Hold] = {}
         self._lanes: dict[bool, OrderedDict[str, deque[Hold]]] = {True: OrderedDict(), False: OrderedDict()}
-        """Those to be compiled, large ones and others, by tenant, in turn. Some have lost their users."""
+        """Constraints to compile, large ones and others, by tenant in turn. Some are no longer needed."""
         self._compiling: dict[Hold, None] = {}
         self._num_ahead = 0
-        """Constraints that are ready, and have sequences that were not admitted."""
+        """Number of ready constraints with waiting sequences."""
         self._idle: OrderedDict[Key, Hold] = OrderedDict()
-        """Ready ones without such sequences, the least recently used first."""
+        """Ready constraints without waiting sequences, the least recently used first."""
         self._leaving: OrderedDict[Key, tuple[Hold, int]] = OrderedDict()
-        """To be released once a step is answered: until then a step in flight may bring a sequence under them."""
+        """Constraints to release after the next answer: until then a step in flight may bring a sequence that uses
+        them."""
         self._last_sent = 0
         self._is_suspended = False
 
     def announce(self, request: Request) -> None:
-        """A sequence waits: its constraint is compiled soon."""
+        """A sequence starts waiting: queue its constraint for compilation."""
         params = request.sampling_params.structured_outputs
         if params is None or request in self._of:
             return
@@ -92,14 +96,14 @@ class ConstraintHolds:
         self._start_next()
 
     def is_ready(self, request: Request) -> bool:
-        """Whether a step may take a sequence on; one that has not been announced is."""
+        """Whether a step may admit a sequence; announces it if that has not been done."""
         if request.sampling_params.structured_outputs is None:
             return True
         self.announce(request)
         return self._of[request].status is HoldStatus.READY
 
     def is_ready_alone(self, suspect: Request) -> bool:
-        """The same, and no constraint of others is compiled meanwhile: it may be what ends the worker."""
+        """The same for a suspect: compile no other constraint meanwhile, because that could crash the worker too."""
         self._is_suspended = True
         if suspect.sampling_params.structured_outputs is None:
             return not self._compiling
@@ -111,13 +115,13 @@ class ConstraintHolds:
         return hold.status is HoldStatus.READY and not self._compiling
 
     def resume(self) -> None:
-        """There is no suspect any more."""
+        """The suspect is cleared or gone."""
         if self._is_suspended:
             self._is_suspended = False
             self._start_next()
 
     def leave(self, request: Request) -> None:
-        """A sequence was admitted, or does not wait here any more."""
+        """A sequence was admitted, or no longer waits."""
         hold = self._of.pop(request, None)
         if hold is None:
             return
@@ -129,10 +133,10 @@ class ConstraintHolds:
             self._keep_idle(hold)
             self._start_next()
         elif hold.status is HoldStatus.WAITING:
-            del self._holds[hold.params.grammar_key]  # its place among those that wait is passed over
+            del self._holds[hold.params.grammar_key]  # its entry in the lane is skipped later
 
     def compiled(self, params: StructuredOutputsParams) -> list[Request]:
-        """The worker holds a constraint; the sequences that waited for that."""
+        """The worker holds a constraint; returns the sequences that waited for it."""
         hold = self._holds[params.grammar_key]
         del self._compiling[hold]
         hold.status = HoldStatus.READY
@@ -144,7 +148,7 @@ class ConstraintHolds:
         return list(hold.users)
 
     def failed(self, params: StructuredOutputsParams) -> list[Request]:
-        """The worker cannot compile a constraint; the sequences that cannot run."""
+        """The worker cannot compile a constraint; returns the sequences that need it."""
         hold = self._holds.pop(params.grammar_key)
         del self._compiling[hold]
         for request in hold.users:
@@ -158,11 +162,11 @@ class ConstraintHolds:
         return (request for hold in self._compiling for request in hold.users)
 
     def sent(self, step: int) -> None:
-        """A step went out."""
+        """A step was sent."""
         self._last_sent = step
 
     def answered(self, step: int) -> None:
-        """A step was answered: no earlier one is in flight."""
+        """A step was answered; no earlier step is in flight."""
         while self._leaving:
             key, (hold, last_step) = next(iter(self._leaving.items()))
             if last_step > step:
@@ -171,7 +175,7 @@ class ConstraintHolds:
             self._release(hold.params)
 
     def forget_idle(self) -> bool:
-        """Release what is held for the next requests alone; whether there was anything. No step may be in flight."""
+        """Release constraints kept only for later requests; whether there were any. No step may be in flight."""
         for key, hold in (*self._idle.items(), *((key, hold) for key, (hold, _) in self._leaving.items())):
             del self._holds[key]
             self._release(hold.params)
@@ -184,7 +188,7 @@ class ConstraintHolds:
         self._idle[hold.params.grammar_key] = hold
         while len(self._idle) > 1 and (len(self._idle) > MAX_IDLE or self._num_idle_bytes > MAX_IDLE_BYTES):
             key, oldest = self._idle.popitem(last=False)
-            self._leaving[key] = (oldest, self._last_sent + 1)  # the step that is decided now may have its last one
+            self._leaving[key] = (oldest, self._last_sent + 1)  # the step being decided may have its last sequence
 
     @property
     def _num_idle_bytes(self) -> int:
@@ -197,7 +201,7 @@ class ConstraintHolds:
             self._compile(hold)
 
     def _take_next(self) -> Hold | None:
-        """The next constraint that may be compiled now: a large one, unless there is one under way."""
+        """The next constraint to compile: a large one, unless one is being compiled."""
         if not any(hold.is_large for hold in self._compiling) and (large := _take_turn(self._lanes[True])) is not None:
             return large
         return _take_turn(self._lanes[False])

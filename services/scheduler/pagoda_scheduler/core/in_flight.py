@@ -1,4 +1,5 @@
-"""Steps that were sent and not answered, and what their results do to sequences. No policy, no tensors, no gRPC."""
+"""InFlight: keeps steps until they are answered, and applies their results to sequences. No policy, no tensors, no
+gRPC."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,22 +16,22 @@ from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 from pagoda_scheduler.kv.swap_cost import SwapCost
 
 OUTPUT_TOKEN_COST = 2
-"""Under the fair policy: an output token costs about as much as two of a prompt."""
+"""Service units of an output token in the fair policy; a prompt token counts 1."""
 
 
 class _Flight(NamedTuple):
-    """A step that was sent and not answered: its rows."""
+    """The rows of a step that was sent and not answered."""
 
     step: int
     requests: list[Request]
     slots: list[int]
-    """Slots at the time; a sequence may have lost its slot since."""
+    """Slots when the step was sent; a sequence may have lost its slot since."""
     samples: list[bool]
     """Whether the row samples tokens."""
     num_tokens: int
     """Tokens in the batch, without drafts."""
     lookahead: list[int] | None
-    """Most draft tokens of each row; None: no drafts."""
+    """Maximum draft tokens of each row; None: no drafts."""
 
 
 class InFlight:
@@ -47,8 +48,8 @@ class InFlight:
         charge: Callable[[Request, int], None] | None = None,
         swap_cost: SwapCost | None = None,
     ) -> None:
-        """`finish` ends a sequence; `took` hears of each step's tokens and nanoseconds; `charge` counts service to its
-        tenant; `swap_cost` learns from steps' times."""
+        """`finish` ends a sequence; `took` gets each step's tokens and nanoseconds; `charge` counts service to a
+        tenant; `swap_cost` learns from step times."""
         self._kv = kv
         self._beams = beams
         self._speculation = speculation
@@ -62,12 +63,12 @@ class InFlight:
         return len(self._flights)
 
     def __iter__(self) -> Iterator[Request]:
-        """Every sequence of every step, repeatedly where it is in several."""
+        """Every sequence of every step; a sequence in several steps is repeated."""
         return (request for flight in self._flights for request in flight.requests)
 
     def blame(self, others: Iterable[Request] = ()) -> list[Request]:
-        """Count the loss of their worker against the sequences in flight and `others`, for which it did something
-        beside the steps; those that were alone in it twice over."""
+        """Count the loss of the worker against the sequences in flight and `others`, for which it worked outside of
+        steps. Returns the sequences with more than MAX_CRASHES: the last one happened while they ran alone."""
         in_flight: dict[Request, None] = {}
         for request in (*self, *others):
             if not request.is_finished:
@@ -78,14 +79,14 @@ class InFlight:
         return [request for request in in_flight if request.num_crashes > MAX_CRASHES]
 
     def add(self, output: SchedulerOutput, requests: list[Request], samples: list[bool]) -> None:
-        """A step goes out; `samples`: which of its rows sample."""
+        """A step is sent; `samples`: which of its rows sample."""
         lookahead = output.num_lookahead_tokens
         self._flights.append(_Flight(output.step, requests, output.slots, samples, output.num_tokens, lookahead))
 
     def take(self, output: ModelRunnerOutput, result: StepResult) -> None:
-        """Take the oldest step's result: append tokens, end sequences. What was taken before an exception is in
-        `result`."""
-        flight = self._flights[0]  # until it is taken whole: whatever fails on the way is held against its sequences
+        """Apply the oldest step's result: append tokens, end sequences. After an exception, `result` has what was
+        applied before it."""
+        flight = self._flights[0]  # removed only when fully applied: a failure before that counts against its sequences
         assert output.step == flight.step, f"result of step {output.step}, expected {flight.step}"
         result.logprobs = output.logprobs
         self._take_prompt_logprobs(flight, output, result)
@@ -101,7 +102,7 @@ class InFlight:
         self._flights.popleft()
 
     def _take_one_each(self, flight: _Flight, output: ModelRunnerOutput, result: StepResult) -> None:
-        """A token for every sequence, as in most steps."""
+        """Apply a step with one token for every sequence, as most steps are."""
         tokens, finished, block_size = output.token_ids, RequestStatus.FINISHED, self._kv.block_size
         is_plain = self._charge is None
         rows: list[int] = []
@@ -120,7 +121,7 @@ class InFlight:
                     and num_known % block_size
                     and num_known + 1 < request.max_num_tokens
                     and token_id not in request.end_token_ids
-                ):  # nothing comes of this token in _append
+                ):  # _append would do nothing for this token
                     request.output_token_ids.append(token_id)
                     request.num_pending -= 1
                     request.num_crashes = 0
@@ -131,7 +132,7 @@ class InFlight:
             result.add_last_tokens(flight.requests, rows, tokens)
 
     def _take_mixed(self, flight: _Flight, output: ModelRunnerOutput, result: StepResult) -> None:
-        """A step with parts of prompts, failures, or drafts: no token for some sequences, several for others."""
+        """Apply a step with prompt chunks, failures, or drafts: no token for some sequences, several for others."""
         bad = {bad_slot.slot: bad_slot for bad_slot in output.bad_slots}
         counts, tokens, row = output.num_sampled_tokens, output.token_ids, 0
         for index, request in enumerate(flight.requests):
@@ -156,11 +157,11 @@ class InFlight:
                         self._append(request, tokens[place], result)
                         result.add_token(request, tokens[place], place)
                         if request.is_finished:
-                            break  # what was sampled after the end belongs to no one
+                            break  # tokens sampled after the end are dropped
             row += count
 
     def _take_embedding(self, request: Request, embedding: bytes | None, result: StepResult) -> None:
-        """End a sequence that is pooled: its whole prompt is computed."""
+        """End a pooled sequence, whose whole prompt is computed."""
         request.num_tokens -= request.num_pending
         request.num_pending = 0
         if embedding is None:
@@ -187,7 +188,7 @@ class InFlight:
                 self._kv.is_swap_cheaper = is_cheaper
 
     def _append(self, request: Request, token_id: int, result: StepResult) -> None:
-        """Commit a sampled token. Runs once for every token of every sequence: what is rare stands after a test."""
+        """Commit a sampled token. Runs once per token of every sequence, so rare cases are tested last."""
         if self._charge is not None:
             self._charge(request, OUTPUT_TOKEN_COST)
         if not request.is_announced:

@@ -1,4 +1,4 @@
-"""Sequences that may be what crashes the worker: each runs alone until it has shown that it is not."""
+"""Quarantine: sequences that may crash the worker run alone until they have produced a token."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pagoda_scheduler.core.request import Request
 
 MAX_CRASHES = 2
-"""A sequence that was in flight in this many losses of its worker, with no token between them, is a suspect."""
+"""Number of worker losses without a token in between after which a sequence in flight is a suspect."""
 
 
 class Quarantine:
-    """Suspects in the order of their arrival; only the first may run, and nothing beside it.
+    """Suspects in order of arrival; only the first may run, and nothing else with it.
 
-    A step alone costs little and tells for sure; a crash costs a restart. So after two crashes every sequence that was
-    in flight in both runs alone: innocent ones continue after one token each, and the poisonous one crashes
-    the worker once more, alone, which is proof.
+    Running alone costs little and is conclusive; a crash costs a restart. So after two crashes every sequence that was
+    in flight in both runs alone: innocent ones continue after one token each, and the poisonous one crashes the worker
+    once more, alone, which proves it.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Quarantine:
 
     @property
     def first(self) -> Request:
-        """The one that may run; there must be one."""
+        """The suspect that may run; there must be one."""
         return next(iter(self._suspects))
 
     def add(self, request: Request) -> None:

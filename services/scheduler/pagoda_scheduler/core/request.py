@@ -1,4 +1,4 @@
-"""One sequence of one request: its token log and where its computation stands. No policy."""
+"""Request: one sequence of a client's request, its token log and the progress of its computation. No policy."""
 
 import functools
 from array import array
@@ -15,7 +15,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 
 
 class RequestStatus(Enum):
-    """Where a sequence is."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,20 +23,20 @@ class RequestStatus(Enum):
 
 
 class BeamSequences(Protocol):
-    """A beam search as its sequences see it (beams/beam_group.py)."""
+    """Interface of a beam search for its sequences (beams/beam_group.py)."""
 
     sequences: "list[Request]"
-    """Those that a client waits for."""
+    """The client's sequences."""
     beams: "list[Request]"
-    """The beams that run instead."""
+    """The beams that run in their place."""
 
     def start(self) -> "Request":
-        """Begin, or begin again after a loss; the first beam."""
+        """Start the search, or restart it after a loss; returns the first beam."""
 
 
 class _HotFields:
-    """What every step touches of every sequence. Slots lie in memory in the order of their names, those of a base class
-    first: so this is two cache lines, not six, and between two steps the caches have been someone else's."""
+    """Fields that every step uses of every sequence. __slots__ lie in memory in order of their names, a base class's
+    first, so these fill two cache lines instead of six; between two steps, other code has used the CPU caches."""
 
     __slots__ = (
         "block_ids",
@@ -60,7 +60,7 @@ class Request(_HotFields):
     """A sequence: prompt, output so far, and how much of both is in the KV cache.
 
     `num_tokens` counts prompt, known output and `num_pending` tokens that a step in flight will sample. With drafts
-    that is what is certain; the worker may have up to `num_lookahead` more by then.
+    this is the minimum; the worker may have up to `num_lookahead` tokens more.
     """
 
     __slots__ = (
@@ -126,8 +126,8 @@ class Request(_HotFields):
         lora: LoraAdapter | None = None,
     ) -> None:
         """`prompt_token_ids` as an array("I") is kept, not copied. `eos_token_ids` are ignored when the sampling
-        parameters say so; the seed must be set. With `pooling` it ends with its embedding, and max_tokens must be 1:
-        the step that computes the last prompt token is its last one."""
+        parameters say so; the seed must be set. With `pooling` the sequence ends with its embedding, and max_tokens
+        must be 1: the step that computes the last prompt token is its last."""
         self.request_id = request_id
         self.index = index
         self.attempt = attempt
@@ -145,21 +145,21 @@ class Request(_HotFields):
         self.cache_salt = cache_salt
         self.tenant = tenant
         self.group = group or request_id
-        """The client's call that it belongs to."""
+        """The client's call that the sequence belongs to."""
         self.client = client
-        """Client of its place in the queue; empty: no particular one."""
+        """The client for the queue's shares; empty: none in particular."""
         self.sink = sink
-        """Where its tokens go; None when its frontend is gone."""
+        """Receives its tokens; None when its frontend is gone."""
         self.beam_group: BeamSequences | None = None
-        """The beam search that it waits for, or belongs to as a beam."""
+        """The beam search that the sequence waits for, or belongs to as a beam."""
         self.leader: Request | None = None
-        """The first sequence of the same request, whose prompt is shared when it is computed."""
+        """The first sequence of the same request, whose computed prompt is shared."""
         self.session_slot = session_slot
         self.pooling = pooling
         self.lora = lora
         """The adapter of all its tokens."""
         self.embedding = b""
-        """With `pooling`, once it is there: little-endian float32."""
+        """The result with `pooling`, once computed: little-endian float32."""
 
         self.num_prompt_tokens = len(self.prompt_token_ids)
         limit = max_model_len - self.num_prompt_tokens
@@ -167,54 +167,56 @@ class Request(_HotFields):
         self.max_num_tokens = self.num_prompt_tokens + (limit if max_tokens is None else min(max_tokens, limit))
         self.num_pending = 0
         self.num_lookahead = 0
-        """Draft tokens that steps in flight may try: as many more tokens than `num_tokens` the worker may have."""
+        """Draft tokens of steps in flight: the worker may have this many tokens more than `num_tokens`."""
         self.takes_drafts = pooling is None and takes_drafts(sampling_params)
-        """Whether the worker may guess its next tokens."""
+        """Whether the worker may draft its next tokens."""
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
         self.num_computed_tokens = 0
         self.num_preemptions = 0
         self.num_crashes = 0
-        """Losses of its worker while it was in flight, since its last token."""
+        """Number of worker losses while the sequence was in flight, since its last token."""
         self.first_cached_tokens = 0
-        """Tokens that its first admission found in the cache; for a resumed request also output tokens."""
+        """Number of tokens that its first admission found in the cache; for a resumed request with output tokens.
+        """
         self.is_announced = False
         self.is_beam = False
         self.waits_for_siblings = False
-        """A beam: it has given its candidates and waits for its siblings."""
+        """For a beam: it has given its candidates and waits for its siblings."""
         self.sampled_token_id = -1
-        """A beam: the token that the worker has appended to its log."""
+        """For a beam: the token that the worker has appended to its log."""
         self.is_uncached = sampling_params.prompt_logprobs is not None
-        """Prefix hits would hide prompt logprobs."""
+        """Whether the prefix cache is not used, because prefix hits would hide prompt logprobs."""
 
         self.status = RequestStatus.WAITING
         self.slot = -1
         self.block_ids: list[int] = []
-        """Its table of the first cache group with blocks."""
+        """Block table of the first cache group with blocks."""
         self.group_block_ids: list[list[int]] = []
-        """Those of the other groups with blocks, each as long as `block_ids`."""
+        """Block tables of the other groups with blocks, each as long as `block_ids`."""
         self.first_blocks: list[int] = []
         """For each table, if some group has a window: number of entries at its start that are no longer blocks."""
         self.block_hashes: list[bytes] = []
         self.branch_point = 0
-        """Tokens that it shares with an earlier prompt, as far as blocks show, where a recurrent state is missing."""
+        """Number of tokens shared with an earlier prompt according to blocks, where the recurrent state is missing."""
         self.held_state = -1
-        """Snapshot of its recurrent state after all that it has computed; -1: there is none."""
+        """Snapshot of its recurrent state after all computed tokens; -1: none."""
         self.unnamed_states: list[tuple[int, int]] = []
-        """Tokens, and the snapshot of its recurrent state after them, while not all of those tokens are known."""
+        """Number of tokens, and the snapshot of the recurrent state after them, while not all of these tokens are
+        known."""
         self.num_cached_blocks = 0
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
         self.error: PagodaError | None = None
 
     def learn_model(self, *, max_model_len: int, eos_token_ids: Sequence[int]) -> None:
-        """Take the model's bounds, for a request that came before any worker had loaded the model."""
+        """Apply the model's bounds to a request that came before any worker had loaded the model."""
         self.max_num_tokens = min(self.max_num_tokens, max_model_len)
         if not self.eos_token_ids and not self.sampling_params.ignore_eos:
             self.eos_token_ids = tuple(eos_token_ids)
             self.end_token_ids = _token_set((*self.stop_token_ids, *self.eos_token_ids))
 
     def derive(self, *, sampling_params: SamplingParams, output_token_ids: list[int]) -> "Request":
-        """A beam beside this sequence: same prompt, its own output, one token at a time."""
+        """A beam next to this sequence: the same prompt, its own output, one token at a time."""
         beam = Request(
             request_id=self.request_id,
             index=self.index,
@@ -234,41 +236,41 @@ class Request(_HotFields):
         beam.beam_group = self.beam_group
         beam.is_beam = True
         beam.takes_drafts = False
-        beam.eos_token_ids = self.eos_token_ids  # its constraint ends there; that it ends itself is the search's to say
+        beam.eos_token_ids = self.eos_token_ids  # its constraint ends there; the search decides whether the beam ends
         beam.is_announced = True
         beam.max_num_tokens = beam.num_tokens + 1
         return beam
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the sequence has ended."""
         return self.status is RequestStatus.FINISHED
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the cache, as clients see it."""
+        """Number of prompt tokens found in the cache, as reported to clients."""
         return min(self.first_cached_tokens, self.num_prompt_tokens)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that it holds, of all cache groups."""
+        """Number of blocks that the sequence holds, of all cache groups."""
         entries = len(self.block_ids) * (1 + len(self.group_block_ids))
         return entries - sum(self.first_blocks)
 
     @property
     def has_computed_prompt(self) -> bool:
-        """Whether its blocks hold its whole prompt, by a step that was sent."""
+        """Whether its blocks hold its whole prompt, once the steps sent so far have run."""
         return self.status is RequestStatus.RUNNING and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property
     def is_behind_leader(self) -> bool:
-        """Whether the prompt it shares is being computed by its leader right now, so that waiting saves the work."""
+        """Whether its leader is computing the shared prompt right now, so that waiting saves the work."""
         leader = self.leader
         return leader is not None and leader.status is RequestStatus.RUNNING and not leader.has_computed_prompt
 
     @property
     def num_known_tokens(self) -> int:
-        """Prompt and output tokens whose ids are known here."""
+        """Number of prompt and output tokens whose ids are known here."""
         return self.num_tokens - self.num_pending
 
     def known_tokens(self, start: int, stop: int) -> Sequence[int]:
@@ -281,7 +283,7 @@ class Request(_HotFields):
         return [*self.prompt_token_ids[start:], *self.output_token_ids[: stop - num_prompt]]
 
     def check_finished(self) -> bool:
-        """Set finish_reason when the last output token ends the sequence; whether it does."""
+        """Set finish_reason if the last output token ends the sequence; returns whether it does."""
         output = self.output_token_ids
         if not output:
             return False
@@ -294,7 +296,7 @@ class Request(_HotFields):
         return self.finish_reason is not None
 
     def settle(self, *, num_accepted: int, num_ahead: int) -> None:
-        """A step that might try `num_ahead` draft tokens was answered: `num_accepted` of them were right. They count as
+        """A step with up to `num_ahead` draft tokens was answered: `num_accepted` of them were accepted. They count as
         pending until they are appended."""
         self.num_lookahead -= num_ahead
         if num_accepted:
@@ -304,7 +306,7 @@ class Request(_HotFields):
                 self.num_computed_tokens += num_accepted
 
     def forget_computed(self) -> None:
-        """Nothing of it is in a KV cache any more, and no step in flight will answer for it."""
+        """Reset: no KV cache holds any of its tokens, and no step in flight includes it."""
         self.num_tokens -= self.num_pending
         self.num_pending = 0
         self.num_lookahead = 0
@@ -325,5 +327,5 @@ class Request(_HotFields):
 
 @functools.lru_cache(maxsize=256)
 def _token_set(token_ids: tuple[int, ...]) -> frozenset[int]:
-    """The same set for the same tokens: most requests end at the same ones."""
+    """A shared set for the same tokens: most requests have the same stop tokens."""
     return frozenset(token_ids)

@@ -1,4 +1,4 @@
-"""Room: which running sequences give way to waiting ones. Knows requests and the queue; no blocks."""
+"""Room: chooses running sequences to preempt for waiting ones. Knows requests and the queue; no blocks."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -14,11 +14,11 @@ class Preempt(Protocol):
     """Sends a running sequence back to the queue."""
 
     def __call__(self, request: Request, *, at_front: bool = True) -> None:
-        """`at_front`: it is next; else it waits for its turn."""
+        """`at_front`: it is admitted next; else it waits for its turn."""
 
 
 class Room:
-    """Makes room, before a step is decided, for the waiting sequence that is next."""
+    """Makes room for the next waiting sequence before a step is decided."""
 
     def __init__(
         self,
@@ -31,8 +31,7 @@ class Room:
         preempt: Preempt,
         num_blocks: int,
     ) -> None:
-        """`has_place`: there are a slot and blocks for a sequence; `is_prepared`: nothing else that it needs is
-        awaited."""
+        """`has_place`: a slot and blocks are free for a sequence; `is_prepared`: constraint and adapter are ready."""
         self._waiting = waiting
         self._running = running
         self._has_place = has_place
@@ -44,14 +43,14 @@ class Room:
 
     @property
     def victim(self) -> Request:
-        """The running sequence to preempt when blocks run out: the least urgent, or the last one of a call that runs
-        beyond its share, which would else keep out those of others, or the last admitted."""
+        """The running sequence to preempt when blocks run out: the least urgent; else the last one of a call that
+        exceeds its share and would keep out other calls; else the last admitted."""
         if self._by_priority:
             return max(self._running, key=lambda request: (request.priority, request.arrival_ns))
         return self._calls.borrower or self._running[-1]
 
     def make(self) -> None:
-        """Preempt less urgent sequences, or those that run beyond the share of their call."""
+        """Preempt less urgent sequences, or sequences beyond the share of their call."""
         if self._by_priority:
             self._make_for_urgent()
         elif self._waiting.num_late:
@@ -79,7 +78,7 @@ class Room:
             if not self._calls.has_its_share(first):
                 self._take_back_for(first)
                 return
-            if not self._waiting.pass_turn(first):  # its call runs enough: others need not wait for it
+            if not self._waiting.pass_turn(first):  # its call already uses its share, so others go first
                 return
 
     def _take_back_for(self, first: Request) -> None:

@@ -1,4 +1,4 @@
-"""RunningCalls: who gives way when one call has more running than its share. Knows requests; no queue, no pool."""
+"""RunningCalls: chooses the sequence to preempt when one call exceeds its share. Knows requests; no queue, no pool."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from pagoda_scheduler.core.turns import TURN
 
 
 class RunningCalls:
-    """The running sequences by the calls that they belong to.
+    """Running sequences by call.
 
-    What a call uses is the larger one of its parts of the slots and of the blocks. A call of several sequences is large
-    when more than TURN of them run, or when it uses more than half. Each large call has an equal share, and so have all
-    others together; what a large call uses beyond that is borrowed.
+    The usage of a call is the larger of its fractions of the slots and of the blocks. A call of several sequences is
+    large when more than TURN of them run, or when its usage is above one half. Each large call has an equal share, and
+    so have all other calls together; a large call borrows what it uses beyond its share.
     """
 
     def __init__(self, running: Sequence[Request], *, num_slots: int, num_blocks: int) -> None:
@@ -31,12 +31,12 @@ class RunningCalls:
         self._share = 1 / (1 + len(self._large))
 
     def has_its_share(self, request: Request) -> bool:
-        """Whether the call of a sequence that waits is large, and uses as much as is its own."""
+        """Whether the call of a waiting sequence is large and already uses its share."""
         return self._large.get(request.group, 0.0) >= self._share
 
     @property
     def borrower(self) -> Request | None:
-        """The sequence that gives way: the last one of the call that has borrowed most; None when none has."""
+        """The sequence to preempt: the last one of the call that has borrowed most; None if none has."""
         if not self._large:
             return None
         group = max(self._large, key=self._large.__getitem__)

@@ -27,9 +27,9 @@ from pagoda_scheduler.kv.prefix import Prefix
 from pagoda_scheduler.kv.swap_cost import SwapCost
 
 MAX_IN_FLIGHT = 4
-"""Steps in flight, the next one included, are no more than these."""
+"""Maximum number of steps in flight, the next one included."""
 MAX_WITHOUT_ADAPTER = 256
-"""Waiting sequences that are passed by in a step because their adapters are not there, or have no place."""
+"""Maximum number of waiting sequences that a step skips because their adapters are not loaded or have no room."""
 
 
 class Scheduler:
@@ -37,7 +37,7 @@ class Scheduler:
 
     There is no prefill phase and no decode phase: each running sequence's `num_computed_tokens` chases its
     `num_tokens`, and a step takes what fits the budget, running sequences first. A step may be scheduled while others
-    are in flight: a token they will sample counts as pending, and the worker knows it by the time it is needed.
+    are in flight: a token that they will sample counts as pending, and the worker knows it when it is needed.
     Source: iteration-level scheduling, Yu et al. 2022 (Orca); chunked prefill, Agrawal et al. 2023 (arXiv 2308.16369).
     """
 
@@ -55,12 +55,12 @@ class Scheduler:
         constraints: ConstraintHolds | None = None,
         adapters: AdapterPool | None = None,
     ) -> None:
-        """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: of its model's layers;
-        `vocab_size`: None takes every id; `num_speculative_tokens`: draft tokens that it may try for a sequence;
-        `constraints`: those that it compiles ahead of steps, None: none; `adapters`: what the workers have of LoRA
-        adapters, None: no sequence may have one."""
+        """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: cache groups of the model's
+        layers; `vocab_size`: None accepts every id; `num_speculative_tokens`: maximum draft tokens per sequence and
+        step; `constraints`: those compiled ahead of steps, None: steps wait; `adapters`: LoRA adapters of the workers,
+        None: no sequence may have one."""
         self.computes_whole = computes_whole(groups)
-        """Every sequence runs in one step, whole: the model makes no tokens."""
+        """Whether every sequence runs whole in one step, because the model generates no tokens."""
         if self.computes_whole:
             budget = max(config.max_num_batched_tokens, max_model_len)
             config = replace(config, enable_chunked_prefill=False, max_num_batched_tokens=budget)
@@ -86,7 +86,7 @@ class Scheduler:
             only_pools=self.computes_whole,
         )
         self.parked: dict[Request, None] = {}
-        """Sequences that wait for their reader, outside of the queue."""
+        """Sequences outside of the queue that wait for a slow reader."""
         self.num_preemptions = 0
         self.quarantine = Quarantine()
         self._constraints = constraints
@@ -100,7 +100,7 @@ class Scheduler:
             preempt=self._preempt,
             finish=self.finish,
         )
-        # Room for running sequences to grow, so that an admission does not preempt one at once.
+        # Free blocks for running sequences to grow, so that an admission does not cause a preemption at once.
         self._watermark_blocks = max(self.kv.tables.count, sizes.num_blocks // 100)
         self._room = Room(
             config=config,
@@ -131,7 +131,7 @@ class Scheduler:
         return bool(self.running) or len(self.waiting) > 0 or len(self.quarantine) > 0
 
     def add(self, request: Request, *, at_front: bool = False) -> None:
-        """Queue a sequence; `at_front` for one that had already been admitted elsewhere."""
+        """Queue a sequence; `at_front` if it had already been admitted elsewhere."""
         limit = max(self.max_model_len, request.num_prompt_tokens + 1)
         request.max_num_tokens = min(request.max_num_tokens, limit)
         if request.beam_group is not None:
@@ -149,14 +149,14 @@ class Scheduler:
             self._constraints.announce(request)
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """The constraint of these is compiled: those of them that were set aside for it have their places again."""
+        """The constraint of these requests is compiled: those that were set aside get their places back."""
         for request in requests:
             self.waiting.put_back(request)
 
     def finish(self, request: Request) -> None:
-        """End a sequence now, whatever it does; its blocks are free at once.
+        """End a sequence now, in any state; its blocks are free at once.
 
-        A step in flight may still write to those blocks, but it runs before any step that gets them again.
+        A step in flight may still write to those blocks, but it runs before any later step that uses them.
         """
         if request.beam_group is not None and not request.is_beam:
             for beam in request.beam_group.beams:
@@ -176,7 +176,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def fail_adapter(self, adapter: LoraAdapter, error: PagodaError) -> list[Request]:
-        """An adapter cannot be read: the waiting sequences that need it have ended with `error`, and are returned."""
+        """An adapter cannot be loaded: end the waiting sequences that need it with `error`, and return them."""
         assert self.adapters is not None, "it was asked for"
         candidates = (*self.waiting, *self.parked, *self.quarantine)
         failing: dict[Request, None] = {}
@@ -190,9 +190,9 @@ class Scheduler:
         return list(failing)
 
     def park(self, request: Request) -> None:
-        """Take a sequence out of the queue until `unpark`; its blocks and its slot are for others.
+        """Take a sequence out of the queue until `unpark`, and free its blocks and slot.
 
-        A beam search is not parked (it says nothing before its end), nor is a suspect (others wait for its clearance).
+        A beam search is not parked (it sends nothing before its end), nor is a suspect (others wait for its clearance).
         """
         if request.is_finished or request.beam_group is not None or request in self.quarantine:
             return
@@ -210,7 +210,7 @@ class Scheduler:
             self.waiting.append_front(request)
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
-        """Decide the next step; None when there is nothing to compute. `now_ns` is noted as time of admission."""
+        """Decide the next step; None when there is nothing to compute. `now_ns`: recorded as time of admission."""
         self._now_ns = now_ns
         plan = StepPlan(budget=self._chunks.budget(self.running), num_tables=self.kv.tables.count)
         if self.adapters is not None:
@@ -253,10 +253,10 @@ class Scheduler:
         return output._replace(num_prefills_ended=num_prefills_ended) if num_prefills_ended else output
 
     def update(self, output: ModelRunnerOutput, result: StepResult | None = None) -> StepResult:
-        """Take a step's result: append tokens, end sequences. Results come in the order of their steps.
+        """Apply a step's result: append tokens, end sequences. Results come in the order of their steps.
 
         Args:
-            result: filled and returned; what was taken before an exception is in it.
+            result: filled and returned; after an exception it has what was applied before it.
         """
         result = result or StepResult(step=output.step)
         self._in_flight.take(output, result)
@@ -268,7 +268,7 @@ class Scheduler:
         return result
 
     def take_all(self) -> list[Request]:
-        """Take every unfinished sequence out, in the order in which they should run again; their worker is lost."""
+        """The worker is lost: remove and return every unfinished sequence, in the order in which to run them again."""
         taken: dict[Request, None] = {}
         for request in (*self.running, *self.waiting):
             owners = [request] if request.beam_group is None else request.beam_group.sequences
@@ -284,7 +284,7 @@ class Scheduler:
         return requests
 
     def take_waiting(self) -> list[Request]:
-        """Take out, in their order, the waiting sequences of requests that have nothing else here."""
+        """Remove and return, in order, the waiting sequences of requests that have no other sequence here."""
         bound = {request.request_id for request in (*self.running, *self.parked, *self.quarantine)}
         bound |= {request.request_id for request in self.waiting if request.num_pending or request.beam_group}
         taken = [request for request in self.waiting if request.request_id not in bound]
@@ -301,8 +301,8 @@ class Scheduler:
             self.kv.compact()
 
     def forget_constraints(self) -> bool:
-        """Let the worker forget the constraints that nothing needs now, also those of ended sequences, whose slots the
-        next step tells of; whether there were some. Only at rest."""
+        """Let the worker drop constraints that are no longer needed, including those of ended sequences whose slots the
+        next step reports; returns whether there were any. Only while idle."""
         if self.has_unfinished_requests or self.parked or self._in_flight:
             return False
         has_forgotten = self._constraints is not None and self._constraints.forget_idle()
@@ -311,17 +311,16 @@ class Scheduler:
         return has_forgotten
 
     def blame(self) -> list[Request]:
-        """The worker is lost: count that against the sequences in flight, and those whose constraints it was compiling;
-        those that were alone in it twice over.
+        """The worker is lost: count that against the sequences in flight and those whose constraints it was compiling.
 
-        To be called before `take_all`. A sequence that is returned crashes its worker whenever it is computed.
+        Returns sequences that crash their worker whenever they run. Call it before `take_all`.
         """
         return self._in_flight.blame([] if self._constraints is None else self._constraints.being_compiled)
 
-    # One step, part by part.
+    # The parts of one step.
 
     def _schedule_suspect(self, plan: StepPlan) -> None:
-        """Schedule the first suspect and nothing else, one step at a time."""
+        """Schedule only the first suspect, one step at a time."""
         if self._in_flight:
             return
         suspect = self.quarantine.first
@@ -343,12 +342,13 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Schedule running sequences in order, preempting from the end when blocks run out.
 
-        Returns whether sequences may be admitted: not after a preemption, in the place of whom was preempted.
+        Returns whether sequences may be admitted: not after a preemption, because they would take the preempted one's
+        place.
         """
         is_short, block_size, num_ahead_of = False, self.kv.block_size, self.speculation.num_ahead
         speculates = self.speculation.num_speculative_tokens > 0
         scheduled = plan.scheduled
-        # Drafts are tried with what is left of the budget when every running sequence has a token.
+        # Drafts use the rest of the budget after every running sequence has a token.
         spare = plan.budget - len(self.running)
         index = 0
         while index < len(self.running) and plan.budget > 0:
@@ -380,7 +380,7 @@ class Scheduler:
             num_tokens = min(computed + num_new, request.max_num_tokens)
             blocks = self.kv.extend(request, min(num_tokens + num_ahead, request.max_num_tokens)) if num_ahead else None
             if blocks is None:
-                num_ahead = 0  # no one is preempted for a guess
+                num_ahead = 0  # never preempt for a draft
             while blocks is None and (blocks := self.kv.extend(request, num_tokens)) is None:
                 is_short = True
                 victim = self._room.victim
@@ -435,11 +435,11 @@ class Scheduler:
         return self._slots.has_free and self.kv.can_admit(request, prefix, watermark_blocks=watermark)
 
     def _has_constraint(self, request: Request) -> bool:
-        """Whether no step would wait for the request's constraint."""
+        """Whether the request's constraint is ready, so that no step waits for it."""
         return self._constraints is None or self._constraints.is_ready(request)
 
     def _is_prepared(self, request: Request) -> bool:
-        """Whether no step would wait for the request's constraint, and its adapter is there."""
+        """Whether the request's constraint and adapter are ready."""
         return self._has_constraint(request) and (self.adapters is None or self.adapters.can_run(request))
 
     def _leave_constraint(self, request: Request) -> None:
@@ -466,7 +466,7 @@ class Scheduler:
         plan.admit(request, num_new, num_cached_tokens=prefix.num_tokens)
 
     def _advance(self, request: Request, num_scheduled: int) -> bool:
-        """Count a scheduled chunk as computed; whether the step samples a token after it."""
+        """Count a scheduled chunk as computed; returns whether the step samples a token after it."""
         request.num_computed_tokens = computed = request.num_computed_tokens + num_scheduled
         is_last = computed == request.num_tokens
         if num_scheduled > 1 or not is_last:
@@ -478,7 +478,8 @@ class Scheduler:
         return is_last
 
     def _preempt(self, request: Request, *, at_front: bool = True) -> None:
-        """Send a running sequence back to the queue; it will be computed again, from cached prefixes if they last."""
+        """Send a running sequence back to the queue; it will be recomputed, from cached prefixes if they are still
+        there."""
         self.running.remove(request)
         self._release(request)
         request.status = RequestStatus.WAITING

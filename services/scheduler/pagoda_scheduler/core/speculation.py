@@ -1,4 +1,4 @@
-"""Speculation: how far sequences may run ahead of their known tokens, and how often drafts were right. No tensors."""
+"""Speculation: decides how many draft tokens sequences may try, and counts accepted ones. No tensors."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,13 @@ from pagoda_scheduler.core.request import Request
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """Drafts so far; counters only grow."""
+    """Counters of drafts, which only grow."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    """By position in a draft."""
+    """Accepted tokens by position in the draft."""
 
     def count(self, num_draft_tokens: int, num_accepted: int) -> None:
         """One sequence's draft of one step."""
@@ -26,7 +26,7 @@ class SpeculationCounters:
             per_pos[position] += 1
 
     def add(self, other: "SpeculationCounters") -> None:
-        """Take in the counters of another group."""
+        """Add the counters of another group."""
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
@@ -39,20 +39,20 @@ class SpeculationCounters:
 class Speculation:
     """The lookahead of one worker group.
 
-    The worker makes the drafts, out of its own token logs. So a step may go out before it is known how many draft
-    tokens of the step before were right: here a sequence's counts are what is certain, and its `num_lookahead` says how
-    many more tokens the worker may have by then. Blocks are there for all of them.
+    The worker makes the drafts from its own token logs. So a step may be sent before it is known how many draft tokens
+    of the step before were accepted: a sequence's counts here are the minimum, and `num_lookahead` says how many more
+    tokens the worker may have. Blocks are reserved for all of them.
     """
 
     def __init__(self, *, num_speculative_tokens: int) -> None:
-        """`num_speculative_tokens`: most draft tokens of a sequence in a step; 0: none."""
+        """`num_speculative_tokens`: maximum draft tokens of a sequence in a step; 0: no drafts."""
         self.num_speculative_tokens = num_speculative_tokens
         self.counters = SpeculationCounters()
 
     def num_ahead(self, request: Request, spare: int) -> int:
-        """Draft tokens that a sequence may try in its next step; `spare`: tokens that the step has room for.
+        """Number of draft tokens that a sequence may try in its next step; `spare`: tokens that the step has room for.
 
-        A sequence does not guess beyond its last token, and a beam or one whose tokens need state does not guess.
+        A sequence does not draft beyond its last token; beams, and sequences whose sampling needs state, do not draft.
         """
         if not request.takes_drafts:
             return 0
@@ -62,7 +62,7 @@ class Speculation:
         return max(num_ahead if num_ahead < room else room, 0)
 
     def count(self, num_draft_tokens: list[int], num_sampled_tokens: list[int] | None) -> None:
-        """A step's drafts, in batch order."""
+        """Count a step's drafts, in batch order."""
         for row, num_draft in enumerate(num_draft_tokens):
             if num_draft:
                 num_sampled = 1 if num_sampled_tokens is None else num_sampled_tokens[row]

@@ -1,6 +1,6 @@
 """The messages between scheduler and worker in one step: plain frozen data, no tensors, no gRPC.
 
-What every step makes is a named tuple: a frozen dataclass takes two to three times as long to make.
+Objects that every step makes are named tuples: a frozen dataclass takes two to three times as long to make.
 """
 
 from collections.abc import Sequence
@@ -22,46 +22,47 @@ class NewRequestData:
     request_id: str
     prompt_token_ids: Sequence[int]
     output_token_ids: list[int]
-    """Output known so far; not empty after a preemption or a recovery."""
+    """Known output tokens; not empty after a preemption or a recovery."""
     sampling_params: SamplingParams
     eos_token_ids: tuple[int, ...]
     block_ids: list[int]
     num_computed_tokens: int
     is_beam: bool = False
     pooling: PoolingParams | None = None
-    """Its embedding is wanted, and no token."""
+    """Set if the sequence is pooled and samples no token."""
     group_block_ids: Sequence[Sequence[int]] = ()
     """Block tables of the other groups with blocks, each as long as `block_ids`. NO_BLOCK stands in any table for
     a block that left the group's window."""
     lora_number: int = 0
-    """By which the workers know its adapter; 0: it has none."""
+    """Number by which the workers know its adapter; 0: no adapter."""
 
 
 class SchedulerOutput(NamedTuple):
-    """One step: what changed, and which slots compute how many tokens."""
+    """One step: the changes since the last one, and how many tokens each slot computes."""
 
     step: int
     new_requests: list[NewRequestData]
     freed_slots: list[int]
     slots: list[int]
-    """Batch order."""
+    """Slots in batch order."""
     num_scheduled_tokens: list[int]
-    """Aligned with `slots`. Draft tokens are not in here: the worker may have fewer than it may try."""
+    """Aligned with `slots`, without draft tokens: the worker may try fewer than allowed."""
     appended_slots: list[int]
     """Slots that get one more block, aligned with `appended_block_ids`."""
     appended_block_ids: list[int]
     num_tokens: int
     """Tokens in the batch: the sum of `num_scheduled_tokens`."""
     blocks_to_swap_out: Sequence[tuple[int, int]] = ()
-    """(device block, host block), done first. No block is the target of two moves: those of a kind run at once."""
+    """(device block, host block), done first. No block is the target of two moves, because moves of a kind run
+    concurrently."""
     blocks_to_swap_in: Sequence[tuple[int, int]] = ()
     """(host block, device block), done second."""
     blocks_to_copy: Sequence[tuple[int, int]] = ()
     """(from, to), both on the device, done third."""
     num_lookahead_tokens: list[int] | None = None
-    """Most draft tokens for each sequence, aligned with `slots`; None: no drafts."""
+    """Maximum draft tokens of each sequence, aligned with `slots`; None: no drafts."""
     appended_groups: Sequence[int] = ()
-    """Group that each of `appended_block_ids` is for, counted among the groups with blocks; empty: the first."""
+    """Index, among the groups with blocks, of each of `appended_block_ids`; empty: all for the first."""
     states_to_load: Sequence[tuple[int, int]] = ()
     """(snapshot, slot): recurrent states that slots begin this step with."""
     states_to_save: Sequence[tuple[int, int]] = ()
@@ -71,19 +72,19 @@ class SchedulerOutput(NamedTuple):
     states_to_swap_in: Sequence[tuple[int, int]] = ()
     """(host snapshot, snapshot), done with `blocks_to_swap_in`."""
     loras_to_remove: Sequence[int] = ()
-    """Numbers of adapters that the workers forget before new requests enter."""
+    """Numbers of adapters that the workers drop before new requests enter."""
     num_prefills_ended: int = 0
-    """Sequences whose known tokens are all computed with this step, which samples one more of each; not decodes."""
+    """Number of prefills that end in this step, which samples a token for each; without decodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """Log probabilities of some token rows, in columns; entries of a row stand together, the sampled token first."""
+    """Log probabilities of some token rows, in columns; entries of a row are adjacent, the sampled token first."""
 
     rows: npt.NDArray[np.uint32]
     """Indexes into the step's token_ids."""
     counts: npt.NDArray[np.uint32]
-    """Entries of each row."""
+    """Number of entries of each row."""
     token_ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
     sampled_ranks: npt.NDArray[np.uint32]
@@ -107,7 +108,7 @@ class BadSlot:
     code: int
     message: str
     field: str = ""
-    """The request's field at fault, if there is one."""
+    """The wrong field of the request, if there is one."""
 
 
 class StepTimings(NamedTuple):
@@ -115,9 +116,9 @@ class StepTimings(NamedTuple):
 
     encode_ns: int = 0
     wire_ns: int = 0
-    """Both ways: what is left of the round trip without the worker's share."""
+    """Both ways: the round trip less the worker's time."""
     queue_ns: int = 0
-    """In the worker, until the model thread took it up; the step before runs then."""
+    """Waiting in the worker for the model thread, while the step before runs."""
     prepare_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
@@ -125,7 +126,7 @@ class StepTimings(NamedTuple):
 
     @property
     def compute_ns(self) -> int:
-        """While the worker was at it."""
+        """Time in which the worker processed the step."""
         return self.prepare_ns + self.forward_ns + self.sample_ns
 
 
@@ -134,7 +135,8 @@ class ModelRunnerOutput(NamedTuple):
 
     step: int
     num_sampled_tokens: list[int] | None
-    """Tokens each sequence got; None: 1 each. More than 1: accepted draft tokens, and the one after them."""
+    """Number of tokens that each sequence got; None: 1 each. More than 1: accepted draft tokens, and the token after
+    them."""
     token_ids: list[int]
     logprobs: LogprobRows | None = None
     prompt_logprobs: Sequence[PromptLogprobRows] = ()
@@ -142,6 +144,6 @@ class ModelRunnerOutput(NamedTuple):
     num_draft_tokens: list[int] | None = None
     """Draft tokens tried for each sequence; None: no drafts."""
     pooled: dict[int, bytes] | None = None
-    """Embeddings by slot, little-endian float32: of sequences that are pooled, with their last prompt token."""
+    """Embeddings of pooled sequences by slot, little-endian float32, in the step of their last prompt token."""
     timings: StepTimings | None = None
-    """Where the step's time went, as far as it is known."""
+    """Durations of the step, if known."""

@@ -1,4 +1,4 @@
-"""StepPlan: the next step while it is being decided. Knows requests and block ids; no policy."""
+"""StepPlan: builds the next step. Knows requests and block ids; no policy."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,22 +9,22 @@ from pagoda_scheduler.kv.transfers import Transfers
 
 MAX_NEW_BYTES = 8 * 1024**2
 """Maximum size of the sequences that enter slots in one step, as sent to the worker: prompts, outputs and large
-parameters. Further ones enter in the next step; a single one may be larger."""
+parameters. Further sequences enter in the next step; a single sequence may be larger."""
 
 
 class Adapters(Protocol):
     """The interface of adapters for a step (adapters/adapter_pool.py)."""
 
     def number_of(self, request: Request) -> int:
-        """By which the workers know a sequence's adapter; 0: it has none."""
+        """Number by which the workers know a sequence's adapter; 0: no adapter."""
 
     def take_removals(self) -> list[int]:
-        """Numbers that the workers forget with the step."""
+        """Numbers of adapters that the workers drop with the step."""
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Which sequences compute how many tokens, on which new blocks."""
+    """How many tokens each sequence computes, and its new blocks."""
 
     budget: int
     """Tokens that the step still has room for."""
@@ -33,26 +33,27 @@ class StepPlan:
     scheduled: dict[Request, int] = field(default_factory=dict)
     """Tokens by sequence, in batch order."""
     ahead: dict[Request, int] = field(default_factory=dict)
-    """Draft tokens that a sequence may try besides; nothing where that is 0."""
+    """Draft tokens that a sequence may try in addition; no entry for 0."""
     appended: dict[Request, list[int]] = field(default_factory=dict)
     """New blocks of running sequences: the same number for every table, table by table."""
     admitted: dict[Request, int] = field(default_factory=dict)
-    """Sequences that enter a slot, and their tokens found in the cache, some of which this step may write first."""
+    """Sequences that enter a slot, and their numbers of cached tokens, some of which this step may write first.
+    """
     num_new_bytes: int = 0
-    """About what they are on the wire."""
+    """Approximate bytes of these sequences on the wire."""
 
     def can_admit(self, request: Request) -> bool:
         """Whether the step's message has room for one more sequence in full."""
         return not self.admitted or self.num_new_bytes + _num_bytes(request) <= MAX_NEW_BYTES
 
     def admit(self, request: Request, num_tokens: int, *, num_cached_tokens: int) -> None:
-        """Put a sequence that enters a slot into the step."""
+        """Add a sequence that enters a slot."""
         self.add(request, num_tokens)
         self.admitted[request] = num_cached_tokens
         self.num_new_bytes += _num_bytes(request)
 
     def add(self, request: Request, num_tokens: int, *, num_ahead: int = 0, blocks: list[int] | None = None) -> None:
-        """Put a sequence into the step."""
+        """Add a sequence to the step."""
         self.scheduled[request] = num_tokens
         self.budget -= num_tokens + num_ahead
         if num_ahead:
@@ -61,14 +62,14 @@ class StepPlan:
             self.appended[request] = blocks
 
     def drop(self, request: Request) -> None:
-        """Take a sequence out again, if it is in the step."""
+        """Remove a sequence, if it is in the step."""
         self.budget += self.scheduled.pop(request, 0) + self.ahead.pop(request, 0)
         self.appended.pop(request, None)
 
     def output(
         self, *, step: int, freed_slots: list[int], transfers: Transfers, adapters: Adapters | None = None
     ) -> SchedulerOutput:
-        """The step as the worker gets it. `adapters`: those of sequences; None: no sequence has one."""
+        """The step for the worker. `adapters`: of the sequences; None: no sequence has one."""
         number_of = no_adapter if adapters is None else adapters.number_of
         ahead, appended = self.ahead, self.appended.items()
         num_scheduled_tokens = list(self.scheduled.values())

@@ -1,4 +1,4 @@
-"""StepResult: what one step gave to requests. Knows requests; no worker, no sinks."""
+"""StepResult: the tokens that one step gave to requests. Knows requests; no worker, no sinks."""
 
 from dataclasses import dataclass, field
 
@@ -10,13 +10,13 @@ from pagoda_scheduler.core.step import LogprobRows, PromptLogprobRows
 class StepResult:
     """The results of one step: columns aligned over the tokens, and the sequences that ended.
 
-    Several tokens of one sequence stand together, in their order.
+    Several tokens of one sequence are adjacent, in order.
     """
 
     step: int
     requests: list[Request] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    """Place of the token in the sequence's output."""
+    """Index of the token in the sequence's output."""
     token_ids: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     """Row of the token in the worker's token_ids, which logprobs refer to."""
@@ -27,14 +27,14 @@ class StepResult:
     finished: list[Request] = field(default_factory=list)
 
     def add_token(self, request: Request, token_id: int, row: int) -> None:
-        """`request` got one token, its last one by now: that at `row` of the worker's token_ids."""
+        """`request` got one token, now its last: row `row` of the worker's token_ids."""
         self.requests.append(request)
         self.offsets.append(len(request.output_token_ids) - 1)
         self.token_ids.append(token_id)
         self.rows.append(row)
 
     def add_last_tokens(self, batch: list[Request], rows: list[int], token_ids: list[int]) -> None:
-        """The sequences at `rows` of a batch got one token each, their last one: those at `rows` of `token_ids`."""
+        """The sequences at `rows` of a batch got one token each, now their last: rows `rows` of `token_ids`."""
         requests = batch if len(rows) == len(batch) else [batch[row] for row in rows]
         self.requests += requests
         self.offsets += [len(request.output_token_ids) - 1 for request in requests]

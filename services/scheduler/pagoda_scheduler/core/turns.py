@@ -1,62 +1,63 @@
-"""Turns: first come first served, but for the many sequences of one call. Knows requests; no steps, no clock."""
+"""Turns: first come, first served, except for the many sequences of one call. Knows requests; no steps, no clock."""
 
 from itertools import count
 
 from pagoda_scheduler.core.request import Request
 
 TURN = 16
-"""Sequences of one call that wait in the order of their arrival; each later one waits for turns."""
+"""Number of sequences of one call that keep their order of arrival; later ones wait for turns."""
 ADMISSIONS_A_TURN = 64
-"""Sequences of others that are admitted for one turn of such a call."""
+"""Number of other calls' sequences that are admitted per turn of such a call."""
 CLIENT_TURN = 64
-"""Sequences of one client, none of them late ones of a large call, that wait in the order of their arrival; while more
-wait, it takes turns with other clients."""
+"""Number of waiting sequences of one client (without the late ones of large calls) that keep their order of arrival; a
+client with more takes turns with other clients."""
 MAX_CLIENTS = 4096
-"""How many clients are remembered."""
+"""Number of clients that are remembered."""
 
 Place = tuple[float, int]
-"""Place of a sequence in an order; the smallest is first."""
+"""Sort key of a sequence; the smallest is first."""
 
 
 class Turns:
-    """Places in a queue. The first TURN sequences of a call have come when they come; the others count as coming later,
-    TURN of them at a time.
+    """Keys of sequences in a queue.
 
-    Time advances with admissions: to the time of a late one that is admitted, and by a turn for every ADMISSIONS_A_TURN
-    others. So what comes after a large call is admitted before its rest, the rest has its share while others come, and
-    where no others are it waits for nothing. Calls of up to TURN sequences are served first come first served, but for
-    those of a client that has sent CLIENT_TURN more than were admitted: its further ones count as coming later, too, as
-    many of them for each turn as of others.
-    Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
+    The first TURN sequences of a call count as arriving when they arrive; the others count as arriving later, TURN of
+    them at a time. Virtual time advances with admissions: to the time of an admitted late sequence, and by a turn for
+    every ADMISSIONS_A_TURN others. So calls that arrive after a large call are admitted before its rest, the rest gets
+    its share while others arrive, and without others it does not wait. Calls of up to TURN sequences are served first
+    come, first served, except those of a client that has sent CLIENT_TURN sequences more than were admitted: its
+    further ones count as arriving later too, as many per turn as of others. Source: start-time fair queueing, Goyal,
+    Vin and Cheng 1996.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        """Time in turns."""
+        """Virtual time, in turns."""
         self._arrivals = count()
         self._groups: dict[str, tuple[int, int]] = {}
-        """Sequences of a call that wait, and that have come since it last had none."""
+        """By call: number of waiting sequences, and of sequences that have arrived since it last had none waiting."""
         self._clients: dict[str, tuple[float, bool]] = {}
-        """When all that a client has sent would be admitted, were it alone, and whether it takes turns until then."""
+        """By client: the time at which all its sequences would be admitted if it were alone, and whether it takes turns
+        until then."""
 
     @property
     def num_calls(self) -> int:
-        """Calls with a waiting sequence."""
+        """Number of calls with a waiting sequence."""
         return len(self._groups)
 
     def last(self, request: Request) -> Place:
-        """The place of a sequence that has just come."""
+        """The key of a sequence that has just arrived."""
         num_waiting, number = self._groups.get(request.group, (0, 0))
         self._groups[request.group] = (num_waiting + 1, number + 1)
         time = self.now + number / TURN if number >= TURN else self._time_of(request.client)
         return (time, next(self._arrivals))
 
     def is_large(self, request: Request) -> bool:
-        """Whether more of its call have come than wait in the order of their arrival."""
+        """Whether more sequences of its call have arrived than keep their order of arrival."""
         return self._groups[request.group][1] > TURN
 
     def _time_of(self, client: str) -> float:
-        """When a sequence of `client` counts as coming."""
+        """The time at which a sequence of `client` counts as arriving."""
         if not client:
             return self.now
         until, takes_turns = self._clients.get(client, (0.0, False))
@@ -70,24 +71,24 @@ class Turns:
         return until if takes_turns else self.now
 
     def _forget_clients(self) -> None:
-        """Keep those that have sent more than was admitted; of these, what has come last."""
+        """Keep clients that have sent more than was admitted, at most the latest MAX_CLIENTS."""
         ahead = [(client, state) for client, state in self._clients.items() if state[0] > self.now]
         self._clients = dict(ahead[-MAX_CLIENTS:])
 
     def late(self, request: Request) -> Place:
-        """The place of a sequence whose call has had its turn."""
+        """The key of a sequence whose call has had its turn."""
         num_waiting, number = self._groups.get(request.group, (0, 0))
         self._groups[request.group] = (num_waiting + 1, max(number, TURN))
         return (self.now + 1.0, next(self._arrivals))
 
     def first(self, request: Request) -> Place:
-        """A place ahead of all others."""
+        """A key ahead of all others."""
         num_waiting, number = self._groups.get(request.group, (0, 0))
         self._groups[request.group] = (num_waiting + 1, number)
         return (-1.0, -next(self._arrivals))
 
     def leave(self, request: Request) -> None:
-        """A sequence does not wait any more."""
+        """A sequence no longer waits."""
         num_waiting, number = self._groups[request.group]
         if num_waiting > 1:
             self._groups[request.group] = (num_waiting - 1, number)
@@ -95,7 +96,7 @@ class Turns:
             del self._groups[request.group]
 
     def admit(self, place: Place) -> None:
-        """A sequence with this place is admitted."""
+        """A sequence with this key is admitted."""
         time = place[0]
         if time > self.now:
             self.now = time

@@ -1,4 +1,4 @@
-"""The order in which waiting sequences are admitted: one class a policy."""
+"""The order in which waiting sequences are admitted: one class per policy."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -11,11 +11,11 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.turns import Turns
 
 MAX_TENANTS = 4096
-"""That wait for nothing and of which is remembered what they were served: a name costs its sender nothing where there
-are no keys."""
+"""Maximum number of tenants without waiting sequences whose service is remembered; without keys, names are free to
+invent."""
 
 Key = tuple[float, int]
-"""Where a sequence stands: the smallest is next."""
+"""Sort key of a sequence; the smallest is next."""
 
 
 class Share(NamedTuple):
@@ -33,9 +33,9 @@ class WaitingQueue(ABC):
 
     def __init__(self) -> None:
         self.num_prompt_tokens = 0
-        """Prompt tokens of everything that waits."""
+        """Prompt tokens of all waiting sequences."""
         self.num_late = 0
-        """Sequences of large calls that have come since nothing waited or ran."""
+        """Number of sequences of large calls that have arrived since the queue was last idle."""
         self._shares: dict[str, Share] = {}
 
     def share_of(self, client: str) -> "Share":
@@ -67,7 +67,7 @@ class WaitingQueue(ABC):
     @property
     @abstractmethod
     def has_next(self) -> bool:
-        """Whether `peek` has something to give."""
+        """Whether `peek` can return a sequence."""
 
     @abstractmethod
     def append(self, request: Request) -> None:
@@ -75,23 +75,23 @@ class WaitingQueue(ABC):
 
     @abstractmethod
     def append_front(self, request: Request) -> None:
-        """Put a sequence back that had been admitted."""
+        """Put back a sequence that had been admitted."""
 
     def append_late(self, request: Request) -> None:
         """Put a sequence back that had been admitted ahead of its turn."""
         self.append_front(request)
 
     def pass_turn(self, request: Request) -> bool:
-        """A sequence that waits lets those of other calls pass, a turn long; False: no such ones wait."""
+        """A waiting sequence lets those of other calls pass for one turn; False if none of these waits."""
         return False
 
     @abstractmethod
     def set_aside(self, request: Request) -> None:
-        """A sequence lets others pass until `put_back`: it counts, and is no one's next."""
+        """Set a sequence aside until `put_back`: it still counts, but is never the next."""
 
     @abstractmethod
     def put_back(self, request: Request) -> None:
-        """A sequence that was set aside has its place again; no-op for one that was not."""
+        """Give a sequence that was set aside its place back; no-op for others."""
 
     @abstractmethod
     def peek(self) -> Request:
@@ -103,18 +103,18 @@ class WaitingQueue(ABC):
 
     @abstractmethod
     def remove(self, request: Request) -> None:
-        """Take out a sequence wherever it stands."""
+        """Remove a sequence at any position."""
 
     @abstractmethod
     def compact(self) -> None:
-        """Give back what a burst has left in empty tables; while nothing waits."""
+        """Free empty tables after a burst; only while nothing waits."""
 
     def charge(self, request: Request, num_tokens: int) -> None:  # noqa: B027 (most policies do not count)
-        """`request` was served `num_tokens` tokens; matters to the fair policy alone."""
+        """`request` was served `num_tokens` tokens; only the fair policy uses this."""
 
 
 class OrderedQueue(WaitingQueue):
-    """Sequences in the order of keys that they get when they come."""
+    """A queue ordered by keys that sequences get on arrival."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,19 +136,19 @@ class OrderedQueue(WaitingQueue):
 
     @property
     def has_next(self) -> bool:
-        """Whether `peek` has something to give."""
+        """Whether `peek` can return a sequence."""
         return bool(self._waiting)
 
     @abstractmethod
     def _last(self, request: Request) -> Key:
-        """Where a sequence that has just come stands."""
+        """Key of a sequence that has just arrived."""
 
     @abstractmethod
     def _first(self, request: Request) -> Key:
-        """Where one stands that had been admitted."""
+        """Key of a sequence that had been admitted."""
 
     def _leave(self, request: Request) -> None:
-        """A sequence does not wait any more."""
+        """A sequence no longer waits."""
 
     def append(self, request: Request) -> None:
         """Add a sequence that has not run yet."""
@@ -156,7 +156,7 @@ class OrderedQueue(WaitingQueue):
         self._put(request, self._last(request))
 
     def append_front(self, request: Request) -> None:
-        """Put a sequence back that had been admitted."""
+        """Put back a sequence that had been admitted."""
         self._count(request)
         self._put(request, self._first(request))
 
@@ -183,14 +183,14 @@ class OrderedQueue(WaitingQueue):
         return request
 
     def remove(self, request: Request) -> None:
-        """Take out a sequence wherever it stands."""
+        """Remove a sequence at any position."""
         if self._aside.pop(request, None) is None:
             del self._waiting[request]
         self._uncount(request)
         self._leave(request)
 
     def compact(self) -> None:
-        """Give back empty tables, and sequences that were removed and still stand in the heap."""
+        """Free empty tables, and removed sequences that are still in the heap."""
         self._heap, self._waiting, self._aside, self.num_late = [], {}, {}, 0
         self._shares = {}
 
@@ -201,8 +201,8 @@ class OrderedQueue(WaitingQueue):
 
 
 class FcfsQueue(OrderedQueue):
-    """First come first served, but that large calls take turns, and clients that have many waiting; preempted sequences
-    come first of all."""
+    """First come, first served, except that large calls and clients with many waiting sequences take turns; preempted
+    sequences come before all others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,10 +250,10 @@ class PriorityQueue(OrderedQueue):
 
 
 class FairQueue(WaitingQueue):
-    """The tenant that was served least goes first; first come first served within a tenant.
+    """The tenant that was served least goes first; first come, first served within a tenant.
 
-    A tenant that comes back from a pause starts level with the least served of those that wait, so that no tenant saves
-    up. Source: virtual token counters, Sheng et al. 2024 (arXiv 2401.00588).
+    A tenant that returns after a pause starts level with the least served waiting tenant, so that no tenant can save up
+    service. Source: virtual token counters, Sheng et al. 2024 (arXiv 2401.00588).
     """
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class FairQueue(WaitingQueue):
 
     @property
     def has_next(self) -> bool:
-        """Whether `peek` has something to give."""
+        """Whether `peek` can return a sequence."""
         return any(queue.has_next for queue in self._tenants.values())
 
     def append(self, request: Request) -> None:
@@ -288,11 +288,11 @@ class FairQueue(WaitingQueue):
         self._queue_for(request).append_late(request)
 
     def pass_turn(self, request: Request) -> bool:
-        """A sequence that waits lets those of other calls of its tenant pass."""
+        """A waiting sequence lets those of other calls of its tenant pass."""
         return self._tenants[request.tenant].pass_turn(request)
 
     def append_front(self, request: Request) -> None:
-        """Put a sequence back in front of its tenant's others."""
+        """Put a sequence back before its tenant's others."""
         self._queue_for(request).append_front(request)
 
     def set_aside(self, request: Request) -> None:
@@ -315,18 +315,18 @@ class FairQueue(WaitingQueue):
         return request
 
     def remove(self, request: Request) -> None:
-        """Take out a sequence wherever it stands."""
+        """Remove a sequence at any position."""
         self._tenants[request.tenant].remove(request)
         self._forget_request(request)
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Count what a tenant was served."""
+        """Count the tokens that a tenant was served."""
         self._served[request.tenant] = self._served.get(request.tenant, 0) + num_tokens
         if len(self._served) > 2 * MAX_TENANTS:
             self._forget()
 
     def compact(self) -> None:
-        """Give back empty tables, and what tenants were served that all start level again."""
+        """Free empty tables, and the service counters of tenants, who all start level again."""
         self._tenants.clear()
         self._served.clear()
         self._shares.clear()
@@ -337,7 +337,7 @@ class FairQueue(WaitingQueue):
         return self._tenants[min(names, key=lambda name: self._served[name])]
 
     def _queue_for(self, request: Request) -> FcfsQueue:
-        """Where a sequence that comes belongs."""
+        """The queue of an arriving sequence's tenant."""
         tenant = request.tenant
         if tenant not in self._tenants:
             floor = min((self._served[other] for other in self._tenants), default=0)
@@ -354,7 +354,7 @@ class FairQueue(WaitingQueue):
             del self._tenants[request.tenant]
 
     def _forget(self) -> None:
-        """Keep what those were served that wait, and of the others those that were served most."""
+        """Keep the counters of waiting tenants, and of the others those served most."""
         idle = sorted(self._served.keys() - self._tenants.keys(), key=lambda name: self._served[name])
         for tenant in idle[: max(0, len(self._served) - MAX_TENANTS)]:
             del self._served[tenant]

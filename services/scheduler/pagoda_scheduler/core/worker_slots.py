@@ -1,4 +1,4 @@
-"""The worker's slots: which are free, and which the worker does not yet know as freed."""
+"""WorkerSlots: tracks which slots are free, and which freed slots the worker does not know of yet."""
 
 
 class WorkerSlots:
@@ -8,32 +8,32 @@ class WorkerSlots:
         self._free = list(range(size - 1, -1, -1))
         self._freed: list[int] = []
         self.is_telling = False
-        """Whether freed slots are reported to the worker by an empty step, if there is no other step."""
+        """Whether an empty step must report freed slots to the worker if there is no other step."""
 
     @property
     def has_free(self) -> bool:
-        """Whether `take` would give one."""
+        """Whether a slot is free."""
         return bool(self._free)
 
     def take(self) -> int:
-        """A free slot."""
+        """Take a free slot."""
         return self._free.pop()
 
     def release(self, slot: int, *, is_known: bool) -> None:
-        """Give a slot back; `is_known`: the worker has been sent a sequence for it."""
+        """Free a slot; `is_known`: the worker has been sent a sequence for it."""
         self._free.append(slot)
         if is_known:
             self._freed.append(slot)
 
     def renew(self, slot: int) -> None:
-        """Let the worker forget the slot's content; the slot stays in use."""
+        """Make the worker drop the slot's content; the slot stays in use."""
         self._freed.append(slot)
 
     def take_freed(self) -> list[int]:
-        """Slots to tell the worker of with the step that is being sent."""
+        """Take the freed slots to report with the step that is being sent."""
         freed, self._freed, self.is_telling = self._freed, [], False
         return freed
 
     def tell(self) -> None:
-        """Let the worker know of freed slots soon: at rest no step says it."""
+        """Report freed slots soon by an empty step, because no other step will."""
         self.is_telling = bool(self._freed)

@@ -1,1 +1,1 @@
-"""Open requests over worker groups, and the step loop of a group. No gRPC, no messages."""
+"""The engine: open requests over worker groups, and each group's step loop. No gRPC, no messages."""

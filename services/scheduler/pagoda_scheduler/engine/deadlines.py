@@ -1,4 +1,4 @@
-"""When requests run out of time: one timer for all of them."""
+"""Deadlines of requests, with one timer for all of them."""
 
 import asyncio
 import heapq
@@ -7,11 +7,11 @@ from itertools import count
 
 
 class Deadlines:
-    """Calls back for each name whose time is over. One pending timer however many names: a timer each would cost an
-    object of the event loop's for every request, kept long after most requests have ended."""
+    """Calls back for each name whose time is over. There is one pending timer for all names: one per request would cost
+    an event-loop object, kept long after most requests have ended."""
 
     def __init__(self, *, expire: Callable[[str, float], None]) -> None:
-        """`expire(name, timeout_s)` is called in the event loop, once a name."""
+        """`expire(name, timeout_s)` is called in the event loop, once per name."""
         self._expire = expire
         self._tickets = count()
         # Entries of the heap are (loop time, ticket, name, timeout_s), dead when the ticket is not the name's own.
@@ -24,7 +24,7 @@ class Deadlines:
         return len(self._current)
 
     def set(self, name: str, timeout_s: float) -> None:
-        """Expire `name` in `timeout_s` seconds, whatever was set for it before."""
+        """Expire `name` in `timeout_s` seconds; replaces an earlier deadline."""
         self._current[name] = ticket = next(self._tickets)
         heapq.heappush(self._heap, (asyncio.get_running_loop().time() + timeout_s, ticket, name, timeout_s))
         self._arm()
@@ -37,7 +37,7 @@ class Deadlines:
             self._arm()
 
     def compact(self) -> None:
-        """Give back empty tables; only while no name is set."""
+        """Free empty tables; only while no name is set."""
         if self._current:
             return
         self._current.clear()
@@ -45,7 +45,7 @@ class Deadlines:
         self._arm()
 
     def _arm(self) -> None:
-        """Wait for the first entry."""
+        """Set the timer for the first entry."""
         due_s = self._heap[0][0] if self._heap else None
         if self._timer is not None and due_s == self._timer_due_s:
             return

@@ -1,4 +1,4 @@
-"""The engine: what servicers and worker groups call. The work is done by its three parts. No gRPC, no messages."""
+"""Engine: the interface for servicers and worker groups, over its three parts. No gRPC, no messages."""
 
 import asyncio
 import logging
@@ -33,9 +33,9 @@ class Engine:
         self.traces: Traces | None = None
         """Traces of sampled requests, if a collector is configured."""
         self.num_submitted = 0
-        """Counter: requests taken in."""
+        """Counter: accepted requests."""
         self.kv_events: KVEventLog | None = None
-        """Where groups report their cached blocks; set before the first group comes."""
+        """Log to which groups report their cached blocks; set before the first group serves."""
         self.is_draining = False
         self.not_ready_reason = "no worker has registered yet"
         self._open = OpenRequests(
@@ -51,19 +51,19 @@ class Engine:
         self.requests = self._open.by_id
         """Open requests by id."""
         self.sinks = self._readers.sinks
-        """Readers to tell of load and readiness; one is added before its first request."""
+        """Readers that get load and readiness; each is added before its first request."""
         self.cores = self._placement.cores
         """Groups that take requests."""
 
     # Requests.
 
     def submit(self, sequences: list[Request], *, timeout_s: float = 0.0, origin: Origin | None = None) -> None:
-        """Take in the sequences of one request; with an `origin` it is kept until `release`, or its lease is over.
+        """Accept the sequences of one request; with an `origin` it is kept until `release` or the end of its lease.
 
         Raises:
-            RequestTooLong, QueueFull: it cannot be admitted.
-            NotReady: draining.
-            Superseded: a newer attempt of the request is known.
+            RequestTooLong, QueueFull: the request cannot be admitted.
+            NotReady: the engine is draining.
+            Superseded: a newer attempt of the request is open.
         """
         request_id, attempt = sequences[0].request_id, sequences[0].attempt
         if self._open.is_known(request_id, attempt):
@@ -80,7 +80,7 @@ class Engine:
         self._placement.start(open_request.unfinished, core, at_front=is_resumed)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End every sequence of the requests, and say so in one message; unknown ids are ignored."""
+        """End every sequence of the requests, and report that in one message; unknown ids are ignored."""
         known = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self.requests]
         if not known:
             return
@@ -89,11 +89,11 @@ class Engine:
             self.release(request_id)
 
     def stop(self, sequences: Iterable[Request]) -> None:
-        """End sequences whose stop string a frontend has seen."""
+        """End sequences in which a frontend found a stop string."""
         self._end([request for request in dict.fromkeys(sequences) if not request.is_finished], "stop")
 
     def release(self, request_id: str) -> None:
-        """The client has everything: a request that has ended is not kept any longer; unknown ids are ignored."""
+        """The client has everything: drop ended requests that were kept; unknown ids are ignored."""
         open_request = self.requests.get(request_id)
         if open_request is not None and open_request.has_ended:
             self._open.forget(request_id)
@@ -111,28 +111,28 @@ class Engine:
             await asyncio.sleep(0.02)
 
     def compact(self) -> None:
-        """Give back what a burst of requests has left fragmented, or in empty tables; only while none is open."""
+        """Free memory that a burst has left fragmented or in empty tables; only while no request is open."""
         if not self.requests:
             self._open.compact()
             self._placement.compact()
 
     def forget_constraints(self) -> bool:
-        """Let workers forget constraints that no request has; whether there were some. Only while none is open."""
+        """Let workers drop constraints without requests; whether there were any. Only while no request is open."""
         return not self.requests and self._placement.forget_constraints()
 
     # Worker groups.
 
     @property
     def is_ready(self) -> bool:
-        """Whether some group serves."""
+        """Whether at least one group serves."""
         return bool(self.cores) and not self.is_draining
 
     def load(self) -> Load:
-        """Load now."""
+        """The current load."""
         return self._placement.load()
 
     def add_core(self, core: EngineCore) -> None:
-        """A group serves from now on."""
+        """A group starts serving."""
         core.scheduler.kv.tell(self.kv_events)
         self.not_ready_reason = ""
         self._placement.add(core)
@@ -150,7 +150,7 @@ class Engine:
         """A group no longer serves: its sequences continue in other groups, with their token log, before waiting ones.
 
         Args:
-            is_fault: it went of itself, and a sequence in flight may be the cause.
+            is_fault: the group failed, and a sequence in flight may be the cause.
         """
         removed = self._placement.remove(core, is_fault=is_fault)
         if removed is None:
@@ -162,7 +162,7 @@ class Engine:
         if self.traces:
             self.traces.lose(orphans)
         if orphans:
-            what = "worker group lost" if is_fault else "worker group does not serve now"
+            what = "worker group lost" if is_fault else "worker group stopped serving"
             logger.warning("%s (%s): %d sequences will be recomputed", what, reason, len(orphans))
         self._placement.fail(poisonous, reason)
         self._placement.place(request for request in orphans if not request.is_finished)
@@ -171,7 +171,7 @@ class Engine:
     # Readers.
 
     def deliver(self, result: StepResult) -> None:
-        """Hand one step's news to the sinks that wait for them."""
+        """Pass one step's tokens to the sinks of their requests."""
         if self.traces:
             self.traces.end(result.finished)
         for request in result.finished:
@@ -179,16 +179,16 @@ class Engine:
         self._readers.deliver(result, has_orphans=self._open.has_orphans)
 
     def unpark(self, sink: Sink) -> None:
-        """The reader keeps up again: what was parked for it resumes."""
+        """The reader has caught up: its parked sequences resume."""
         self._readers.unpark(sink)
 
     def announce(self) -> None:
-        """Tell every sink soon that load or readiness have changed outside of a step."""
+        """Announce to every sink soon that load or readiness changed outside of a step."""
         self._readers.announce()
 
     def close_sink(self, sink: Sink) -> None:
-        """Forget a sink and abort what it waits for, but for what another frontend may resume."""
-        self.unpark(sink)  # what is kept is computed on
+        """Remove a sink and abort its requests, except those that another frontend may resume."""
+        self.unpark(sink)  # kept requests continue to run
         self.sinks.discard(sink)
         for request_id in self._open.orphan(sink):
             self._drop(request_id)
@@ -200,7 +200,7 @@ class Engine:
     # Parts.
 
     def _sequences_of(self, sink: Sink) -> list[tuple[EngineCore, Request]]:
-        """Unfinished sequences of a sink that some group has."""
+        """Unfinished sequences of a sink, with their groups."""
         return [
             (open_request.core, request)
             for open_request in self.requests.values()
@@ -210,7 +210,7 @@ class Engine:
         ]
 
     def _end(self, sequences: list[Request], reason: FinishReason, error: PagodaError | None = None) -> None:
-        """End sequences outside of a step, and say so to their sinks."""
+        """End sequences outside of a step, and report that to their sinks."""
         for request in sequences:
             request.finish_reason, request.error = reason, error
             self._placement.take_out(request)
@@ -218,7 +218,7 @@ class Engine:
         self.announce()
 
     def _drop(self, request_id: str) -> None:
-        """End a request without telling anyone."""
+        """End a request without reporting it."""
         if self.traces:
             self.traces.end(self.requests[request_id].sequences)
         for request in self.requests[request_id].unfinished:

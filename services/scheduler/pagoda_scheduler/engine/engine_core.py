@@ -1,4 +1,4 @@
-"""One worker group, its scheduler, and the step loop over both. No gRPC, no messages."""
+"""EngineCore: the step loop of one worker group and its scheduler. No gRPC, no messages."""
 
 import asyncio
 import time
@@ -23,17 +23,17 @@ from pagoda_scheduler.observability.timeline import Timeline
 
 WATCH_PERIOD_S = 0.25
 SHORT_STEP_NS = 4_000_000
-"""If the worker takes less time per step, one more step is sent ahead: a process may wait 2 to 3 ms for a CPU, longer
-than such a step."""
+"""If steps take less time than this, one more step is sent ahead, because a process may wait 2 to 3 ms for a CPU,
+longer than such a step."""
 
 
 TRANSIENT = (Code.CANCELLED, Code.UNAVAILABLE)
-"""Codes of a call whose worker does not answer."""
+"""gRPC codes of a worker that does not answer."""
 LOAD_RETRY_S = 0.5
 
 
 class Executor(Protocol):
-    """A worker group as the step loop sees it: steps go out, results come back in the same order."""
+    """Interface of a worker group for the step loop: steps are sent, results come back in the same order."""
 
     def send(self, output: SchedulerOutput) -> None:
         """Send a step; returns at once."""
@@ -46,26 +46,26 @@ class Executor(Protocol):
         """
 
     async def add_lora(self, number: int, adapter: LoraAdapter) -> None:
-        """Have the group read an adapter, beside the steps.
+        """Load an adapter in the group, concurrently with steps.
 
         Raises:
-            PagodaError: it cannot be used, or the group is lost.
+            PagodaError: the adapter cannot be used, or the group is lost.
         """
 
 
 class ConstraintCompiler(Protocol):
-    """A worker group that compiles constraints beside its steps."""
+    """Interface of a worker group that compiles constraints concurrently with steps."""
 
     async def hold_constraint(self, params: StructuredOutputsParams) -> None:
-        """Return when no step would wait for it any more; it is kept until it is released.
+        """Compile a constraint, so that no step waits for it; it is kept until released.
 
         Raises:
-            InvalidRequest: it cannot be compiled.
-            PagodaError: the worker has not said anything of it.
+            InvalidRequest: the constraint cannot be compiled.
+            PagodaError: the worker did not answer.
         """
 
     def release_constraint(self, params: StructuredOutputsParams) -> None:
-        """It need not be kept."""
+        """Release a constraint."""
 
 
 class EngineCore:
@@ -88,8 +88,8 @@ class EngineCore:
         can_adapt: bool = False,
         timeline: Timeline | None = None,
     ) -> None:
-        """`can_speculate`: the group makes and verifies drafts, where the config wants them; `compiler`: None where
-        steps wait for constraints; `can_adapt`: it takes LoRA adapters."""
+        """`can_speculate`: the group supports drafts, which the config may enable; `compiler`: None if steps wait for
+        constraints; `can_adapt`: the group supports LoRA adapters."""
         self.eos_token_ids = tuple(eos_token_ids)
         """The model's end tokens."""
         self._compiler = compiler
@@ -100,7 +100,7 @@ class EngineCore:
         lora = config.lora
         has_adapters = lora.enable_lora and can_adapt
         self.adapters = AdapterPool(max_loras=lora.max_loras, max_cpu_loras=lora.num_host) if has_adapters else None
-        """None: no sequence may have one."""
+        """None: sequences cannot have adapters."""
         self.scheduler = Scheduler(
             config=config.scheduler,
             cache=config.cache,
@@ -129,17 +129,17 @@ class EngineCore:
 
     @property
     def _window(self) -> int:
-        """Most steps in flight."""
+        """Maximum number of steps in flight."""
         return 2 + self._has_short_steps if self._sends_ahead else 1
 
     def step(self, answer: ModelRunnerOutput | None = None) -> None:
-        """Take the oldest step's answer, if there is one, then send what the window allows."""
+        """Take the oldest step's answer, if any, then send as many steps as the window allows."""
         if answer is not None:
             started_ns, result = time.perf_counter_ns(), StepResult(step=answer.step)
             self._timeline.answered(answer)
             try:
                 self.scheduler.update(answer, result)
-            finally:  # tokens that were taken are delivered, whatever happened after them
+            finally:  # deliver applied tokens even after a failure
                 self._deliver(result)
             self._timeline.delivered(answer, time.perf_counter_ns() - started_ns)
         while self._num_in_flight < self._window and (output := self._schedule()) is not None:
@@ -147,14 +147,14 @@ class EngineCore:
             self._num_in_flight += 1
 
     def forget_constraints(self) -> bool:
-        """Let the worker forget the constraints that nothing needs now; whether there were some."""
+        """Let the worker drop constraints that are not needed now; returns whether there were any."""
         has_forgotten = self.scheduler.forget_constraints()
         if has_forgotten:
             self._wake.set()
         return has_forgotten
 
     async def run(self) -> None:
-        """Step forever.
+        """Run steps until the group is lost.
 
         Raises:
             PagodaError: the worker group is lost.
@@ -177,7 +177,7 @@ class EngineCore:
         compilation.add_done_callback(self._compilations.discard)
 
     async def _compile(self, params: StructuredOutputsParams) -> None:
-        """Have a constraint compiled, and let its sequences run, or fail them."""
+        """Compile a constraint, then let its sequences run, or fail them."""
         assert self._compiler is not None
         assert self._constraints is not None
         try:
@@ -186,7 +186,7 @@ class EngineCore:
             self._refuse(self._constraints.failed(params), error)
             return
         except PagodaError:
-            pass  # a group that is lost tells its steps so; else the step says what is wrong with it
+            pass  # a lost group fails its steps; otherwise the step reports the cause
         self.scheduler.put_back(self._constraints.compiled(params))
         self._wake.set()
 
@@ -204,13 +204,13 @@ class EngineCore:
     # Adapters.
 
     async def load_adapter(self, adapter: LoraAdapter) -> None:
-        """Have an adapter read now, unless there is no room for it: then when a request needs it.
+        """Load an adapter now; if there is no room for it, it is loaded when a request needs it.
 
         Raises:
-            PagodaError: it cannot be used, or the group is lost meanwhile.
+            PagodaError: the adapter cannot be used, or the group is lost meanwhile.
         """
         if self.adapters is None:
-            raise PagodaError("the worker group takes no adapters", code=Code.UNIMPLEMENTED)
+            raise PagodaError("the worker group does not support adapters", code=Code.UNIMPLEMENTED)
         self.adapters.load(adapter)
         self._begin_loads(self.adapters)
         for task, loading in list(self._loading.items()):
@@ -229,7 +229,7 @@ class EngineCore:
             task.exception()  # the requests got the error; other waiters get it from the task
 
     async def _load(self, number: int, adapter: LoraAdapter) -> None:
-        """Raises PagodaError, when the requests that wait for it have ended with that."""
+        """Load an adapter. Raises PagodaError after ending the requests that wait for it with that error."""
         assert self.adapters is not None, "it has asked"
         try:
             await self._executor.add_lora(number, adapter)
@@ -246,10 +246,10 @@ class EngineCore:
             self._wake.set()
 
     async def warm_up(self) -> None:
-        """Run one real token through the group, while `run` is running and before it serves anyone."""
+        """Run one real token through the group, while `run` is running and before it serves requests."""
         done = asyncio.get_running_loop().create_future()
         deliver, self._deliver = self._deliver, lambda result: done.set_result(result)
-        timeline, self._timeline = self._timeline, Timeline()  # no request's step is in the metrics
+        timeline, self._timeline = self._timeline, Timeline()  # keep this step out of the metrics: it is of no request
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0, ignore_eos=True)
         model_len = self.scheduler.max_model_len
         request = Request(
@@ -270,10 +270,10 @@ class EngineCore:
         while True:
             answer = await self._executor.receive()
             self._note_answer(answer)
-            self.step(answer)  # here and now: waking `run` would cost another turn of the event loop
+            self.step(answer)  # sent from here: waking `run` would cost another turn of the event loop
 
     def _note_answer(self, answer: ModelRunnerOutput) -> None:
-        """The oldest step in flight was answered just now."""
+        """The oldest step in flight was just answered."""
         self.num_steps += 1
         self._num_in_flight -= 1
         now_ns = time.monotonic_ns()
@@ -284,7 +284,7 @@ class EngineCore:
             self._has_short_steps = answer.timings.compute_ns < SHORT_STEP_NS
 
     def _schedule(self) -> SchedulerOutput | None:
-        """Decide the next step, and note that it goes out now."""
+        """Decide the next step, and note its time."""
         started_ns = time.perf_counter_ns()
         output = self.scheduler.schedule(time.time_ns())
         if self.adapters is not None:
@@ -299,7 +299,7 @@ class EngineCore:
         return output
 
     async def _watch(self) -> None:
-        """Raise NotReady when a step is overdue: the group hangs, and what it may answer later is not wanted."""
+        """Raise NotReady when a step is overdue: the group hangs, and a late answer is not used."""
         looked_s = time.monotonic()
         while self._watchdog is not None:
             await asyncio.sleep(WATCH_PERIOD_S)

@@ -18,7 +18,7 @@ class Counters:
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
 
     def copy(self) -> "Counters":
-        """The same counters, on their own."""
+        """A copy of the counters."""
         counters = replace(self, speculation=SpeculationCounters())
         counters.speculation.add(self.speculation)
         return counters

@@ -1,4 +1,4 @@
-"""OpenRequests: the requests that have not ended or are kept for their client, and their time limits. No groups."""
+"""OpenRequests: requests that have not ended or are kept for their client, and their time limits. No groups."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from pagoda_scheduler.engine.sink import Sink
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request that may outlive its frontend comes from."""
+    """The origin of a request that may outlive its frontend."""
 
     key: str
-    """Name under which it can be adopted."""
+    """Key under which the request can be adopted."""
     message: object
-    """The frontend's message, for the frontend that adopts it."""
+    """The original frontend's message, for the frontend that adopts the request."""
 
 
 @dataclass(slots=True)
@@ -29,9 +29,9 @@ class OpenRequest:
     core: EngineCore | None
     origin: Origin | None = None
     is_over: bool = False
-    """The end of the last sequence was noted."""
+    """Whether the end of the last sequence was noted."""
     _num_ended: int = 0
-    """Sequences at the beginning of the list that have ended: each is asked once, however often `has_ended` is."""
+    """Number of ended sequences at the beginning of the list, so that each is checked only once."""
 
     @property
     def request_id(self) -> str:
@@ -40,12 +40,12 @@ class OpenRequest:
 
     @property
     def sink(self) -> object | None:
-        """Where its tokens go; None when its frontend is gone."""
+        """Receives its tokens; None when its frontend is gone."""
         return self.sequences[0].sink
 
     @property
     def unfinished(self) -> list[Request]:
-        """Sequences still open."""
+        """Sequences that are still open."""
         return [request for request in self.sequences if not request.is_finished]
 
     @property
@@ -63,8 +63,8 @@ class OpenRequests:
     def __init__(
         self, *, lease_s: float, expire: Callable[[str, float], None], end_lease: Callable[[str, float], None]
     ) -> None:
-        """`lease_s`: seconds in which a request without a frontend may be adopted, 0: none. `expire` and `end_lease`
-        are called with a request's id and its seconds."""
+        """`lease_s`: seconds for which a request without a frontend can be adopted, 0: not at all. `expire` and
+        `end_lease` are called with a request's id and its seconds."""
         self.by_id: dict[str, OpenRequest] = {}
         self._lease_s = lease_s
         self._deadlines = Deadlines(expire=expire)
@@ -81,7 +81,7 @@ class OpenRequests:
         return any(not open_request.has_ended for open_request in self.by_id.values())
 
     def is_known(self, request_id: str, attempt: int) -> bool:
-        """Whether this attempt of a request is open already.
+        """Whether this attempt of a request is already open.
 
         Raises:
             Superseded: a newer attempt is open.
@@ -98,13 +98,13 @@ class OpenRequests:
             self._deadlines.set(open_request.request_id, timeout_s)
 
     def forget(self, request_id: str) -> None:
-        """A request is over, and no one may ask for it any more."""
+        """Remove a request that is over."""
         self._deadlines.cancel(request_id)
         self._leases.cancel(request_id)
         del self.by_id[request_id]
 
     def note_end(self, request: Request) -> None:
-        """A sequence has ended; with the last one its request is forgotten, unless it is kept for an adopter."""
+        """A sequence has ended; after the last one its request is removed, unless it is kept for adoption."""
         open_request = self.by_id.get(request.request_id)
         if open_request is None or open_request.is_over or not open_request.has_ended:
             return
@@ -115,7 +115,7 @@ class OpenRequests:
                 self.forget(request.request_id)
 
     def orphan(self, sink: Sink) -> list[str]:
-        """A frontend is gone: its requests that may be adopted get a lease; the ids of the others."""
+        """A frontend is gone: its requests that can be adopted get a lease; returns the ids of the others."""
         left = []
         for request_id, open_request in self.by_id.items():
             if open_request.sink is not sink:
@@ -137,7 +137,7 @@ class OpenRequests:
         return found
 
     def compact(self) -> None:
-        """Give back empty tables; only while none is open."""
+        """Free empty tables; only while no request is open."""
         self.by_id.clear()
         self._deadlines.compact()
         self._leases.compact()

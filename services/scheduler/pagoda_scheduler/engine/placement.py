@@ -1,4 +1,4 @@
-"""Placement: which worker group computes which sequence. Knows no sinks and no time limits."""
+"""Placement: assigns sequences to worker groups. Knows no sinks and no time limits."""
 
 import logging
 from collections import Counter
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Placement:
-    """The groups that serve, and the sequences that wait for one to come (homeless)."""
+    """The serving groups, and the sequences that wait for a group (homeless)."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class Placement:
         finish: Callable[[Request], None],
         is_slow: Callable[[Request], bool],
     ) -> None:
-        """`requests`: the open ones, by id. `finish` tells the reader of a sequence that has ended before any group had
-        it; `is_slow`: the reader does not keep up, so the sequence is parked at once."""
+        """`requests`: the open ones, by id. `finish` reports a sequence that ended before it was in a group; `is_slow`:
+        the reader is too slow, so the sequence is parked at once."""
         self.cores: list[EngineCore] = []
-        """Groups that take requests."""
+        """Groups that accept requests."""
         self._retired: list[EngineCore] = []
-        """Groups that only finish what runs there."""
+        """Groups that only finish their running sequences."""
         self._config = config
         self._requests = requests
         self._finish = finish
@@ -44,13 +44,13 @@ class Placement:
         self._past = Counters()
 
     def choose(self, sequences: list[Request], *, is_new: bool) -> EngineCore | None:
-        """The group for the sequences of one request; None when there is no group: they wait for one.
+        """The group for the sequences of one request; None if there is no group, and they wait for one.
 
         Args:
-            is_new: the bounds of the queue apply.
+            is_new: apply the queue's bounds.
 
         Raises:
-            RequestTooLong, InvalidRequest, QueueFull: it cannot be admitted.
+            RequestTooLong, InvalidRequest, QueueFull: the request cannot be admitted.
         """
         if self.cores:
             core = self._router.choose(sequences[0], self.cores)
@@ -63,7 +63,7 @@ class Placement:
         return None
 
     def start(self, sequences: Iterable[Request], core: EngineCore | None, *, at_front: bool) -> None:
-        """Queue sequences at `core`, or until there is a group; `at_front`: they resume."""
+        """Queue sequences at `core`, or until there is a group; `at_front`: they had already run."""
         for request in sequences:
             if request.check_finished():  # resumed after its own end
                 self._end(request)
@@ -73,7 +73,7 @@ class Placement:
                 self._add(core, request, at_front=at_front)
 
     def place(self, sequences: Iterable[Request]) -> None:
-        """Give sequences that ran or waited elsewhere to a group, or keep them until there is one."""
+        """Move sequences from another group to a group, or keep them until there is one."""
         if not self.cores:
             for request in reversed(list(sequences)):
                 self._homeless.append_front(request)
@@ -95,7 +95,7 @@ class Placement:
                 self._add(core, request, at_front=request not in late)
 
     def take_out(self, request: Request) -> None:
-        """End a sequence now, wherever it is."""
+        """End a sequence now, in whatever group it is."""
         if request in self._homeless:
             self._homeless.remove(request)
             request.status = RequestStatus.FINISHED
@@ -105,23 +105,24 @@ class Placement:
             core.finish(request)
 
     def is_homeless(self, request: Request) -> bool:
-        """Whether a sequence waits for a group to come."""
+        """Whether a sequence waits for a group."""
         return request in self._homeless
 
     def compact(self) -> None:
-        """Give back what a burst of requests has left fragmented; only while none is open."""
+        """Free memory that a burst of requests has left fragmented; only while no request is open."""
         self._homeless.compact()
         for core in self.cores:
             core.scheduler.compact()
 
     def forget_constraints(self) -> bool:
-        """Let workers forget constraints that no sequence has; whether there were some. Only while none is open."""
+        """Let workers drop constraints without sequences; returns whether there were any. Only while no request is
+        open."""
         return sum(core.forget_constraints() for core in self.cores) > 0
 
-    # Groups that come and go.
+    # Groups that are added and removed.
 
     def add(self, core: EngineCore) -> None:
-        """A group serves from now on, first what had no group."""
+        """A group starts serving, first the sequences without a group."""
         self.cores.append(core)
         homeless, self._homeless = list(self._homeless), FcfsQueue()
         for request in homeless:
@@ -136,13 +137,13 @@ class Placement:
         self.place(core.scheduler.take_waiting())
 
     def remove(self, core: EngineCore, *, is_fault: bool) -> tuple[list[Request], list[Request]] | None:
-        """A group serves no more; None when it did not.
+        """Remove a group; None if it did not serve.
 
         Args:
-            is_fault: it went of itself, and a sequence in flight may be the cause.
+            is_fault: the group failed, and a sequence in flight may be the cause.
 
         Returns:
-            Every unfinished sequence that it had, and those of them that have shown that they crash their worker.
+            The group's unfinished sequences, and those of them that are proven to crash their worker.
         """
         if core in self._retired:
             self._retired.remove(core)
@@ -161,9 +162,9 @@ class Placement:
         return core.scheduler.take_all(), poisonous
 
     def fail(self, poisonous: Iterable[Request], reason: str) -> None:
-        """End sequences that crash their worker whenever they are computed."""
+        """End sequences that crash their worker whenever they run."""
         for request in poisonous:
-            text = "request %s crashes its worker whenever it is computed: failed"
+            text = "request %s failed: it crashes its worker whenever it runs"
             logger.error(text, request.request_id, extra={"request_id": request.request_id})
             request.finish_reason = "error"
             request.error = RequestFailed(
@@ -199,7 +200,7 @@ class Placement:
 
 
 def _split_late(sequences: Iterable[Request]) -> tuple[list[Request], dict[Request, None]]:
-    """Sequences that go ahead of others, and those of large calls that have not run and wait for turns again."""
+    """Split sequences into those that go first, and those of large calls that have not run and wait for turns again."""
     ordered: list[Request] = []
     late: dict[Request, None] = {}
     counts: Counter[str] = Counter()

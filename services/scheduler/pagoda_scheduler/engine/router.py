@@ -1,4 +1,4 @@
-"""Which worker group takes a request: one class a policy."""
+"""Chooses the worker group of a request: one class per policy."""
 
 from collections import OrderedDict
 from itertools import count
@@ -9,9 +9,9 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.engine.engine_core import EngineCore
 
 MAX_MEMORY = 200_000
-"""Block hashes remembered: a million-token working set at 16 tokens a block, several times over."""
+"""Number of block hashes remembered: several working sets of a million tokens at 16 tokens per block."""
 DECODE_COST_TOKENS = 16
-"""A running sequence slows a step about as much as this many prompt tokens do."""
+"""Prompt tokens that slow a step down as much as one running sequence."""
 
 
 class Router(Protocol):
@@ -21,11 +21,11 @@ class Router(Protocol):
         """The best of `cores` (at least one) for `request`."""
 
     def forget(self, core: EngineCore) -> None:
-        """A group is gone, and its cache with it."""
+        """A group and its cache are gone."""
 
 
 class RoundRobinRouter:
-    """Each group in turn, like a balancer that does not know the engine."""
+    """Each group in turn, like a load balancer that does not know the engine."""
 
     def __init__(self) -> None:
         self._turns = count()
@@ -35,16 +35,16 @@ class RoundRobinRouter:
         return cores[next(self._turns) % len(cores)]
 
     def forget(self, core: EngineCore) -> None:
-        """Nothing is remembered of a group."""
+        """Keeps no state of groups."""
 
 
 class PrefixRouter:
     """Chooses the group where a request costs least.
 
-    Cost in tokens: prompt tokens that the group must still compute (the request's own, less its cached prefix, and
-    those that wait there), plus the running sequences' share. A prefix counts as cached where it is, and where it was
-    sent lately: a burst of requests with one prefix then goes to one group, before its first step is done.
-    Source: KV-aware routing as in Dynamo and smg, on exact block hashes.
+    Cost in tokens: prompt tokens that the group must still compute (the request's, less its cached prefix, and those
+    waiting there), plus a share per running sequence. A prefix counts as cached in a group that has it or was recently
+    sent it, so that a burst of requests with one prefix goes to one group before its first step is done. Source:
+    KV-aware routing as in Dynamo and smg, on exact block hashes.
     """
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class PrefixRouter:
         return best
 
     def forget(self, core: EngineCore) -> None:
-        """A group is gone, and its cache with it."""
+        """A group and its cache are gone."""
         self._sent = OrderedDict((known, at) for known, at in self._sent.items() if at is not core)
 
     def _num_cached(self, core: EngineCore, hashes: list[bytes]) -> int:
         """Blocks of the longest prefix that `core` has, or will have."""
         kv, sent = core.scheduler.kv, self._sent
-        if not kv.tables.count:  # a model of recurrent layers alone has states, far apart
+        if not kv.tables.count:  # a model with only recurrent layers has states, far apart
             ends = range(len(hashes), 0, -1)
             return next((end for end in ends if kv.has_state(hashes[end - 1]) or sent.get(hashes[end - 1]) is core), 0)
         count = 0

@@ -1,37 +1,37 @@
-"""Notices a worker group that hangs: how long a step may take, by what steps have taken."""
+"""StepWatchdog: detects a hung worker group by a time bound on steps, derived from past steps."""
 
 from collections import deque
 
 from pagoda_scheduler.kv.swap_cost import MIN_PREFILL_TOKENS
 
 FIRST_STEP_S = 300.0
-"""Bound on the first step, before anything is known: kernels may be compiled in it."""
+"""Minimum bound in seconds on the first step, in which kernels may be compiled."""
 PATIENCE = 20.0
-"""A step may take this many times its expected time."""
+"""Factor of the bound over the expected step time."""
 MAX_TICK_S = 0.5
-"""Time that counts between two looks. This process may itself have been stopped or starved: then a result may lie in
-its socket, and the worker is not to blame."""
+"""Maximum time that counts between two checks. This process may itself have been stopped or starved: then a result may
+be in its socket, and the worker is not to blame."""
 
 
 class StepWatchdog:
     """Follows the steps in flight of one group.
 
     The bound of a step is the largest of `min_s`, twenty smoothed step times, and twenty times what its tokens cost.
-    Until a large step was seen, a prompt token counts as much as a decode step does: never too little.
+    Until a large step was seen, a prompt token counts as much as a decode step, so the bound is never too low.
     """
 
     def __init__(self, *, min_s: float) -> None:
-        """`min_s`: no step is late before that."""
+        """`min_s`: minimum bound on a step, in seconds."""
         self._min_s = min_s
         self._in_flight: deque[int] = deque()
         self._age_s = 0.0
-        """Age of the oldest step in flight, since it was sent or since the answer of the step before."""
+        """Age of the oldest step in flight in seconds, since it was sent or since the answer of the step before."""
         self._step_s = 0.0
         self._token_s = 0.0
         self._has_prefill_cost = False
 
     def sent(self, num_tokens: int) -> None:
-        """A step with that many tokens is under way."""
+        """A step with `num_tokens` tokens was sent."""
         if not self._in_flight:
             self._age_s = 0.0
         self._in_flight.append(num_tokens)
@@ -65,5 +65,5 @@ class StepWatchdog:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the oldest step in flight is later than it may be."""
+        """Whether the oldest step in flight is overdue."""
         return bool(self._in_flight) and self._age_s > self.bound_s

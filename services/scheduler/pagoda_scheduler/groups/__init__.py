@@ -1,1 +1,1 @@
-"""Worker groups from registration to loss, and what operators ask of them. Knows no policy."""
+"""Worker groups from registration to loss, and operators' commands to them. Knows no policy."""

@@ -1,4 +1,4 @@
-"""GroupOrders: what operators have asked of worker groups. Outlives the workers; knows no gRPC."""
+"""GroupOrders: operators' orders for worker groups (sleep, weights). Outlives the workers; knows no gRPC."""
 
 from typing import TypeAlias
 
@@ -12,14 +12,14 @@ class GroupOrders:
 
     def __init__(self) -> None:
         self.sleep_level_of_all = 0
-        """0 awake; 1 or 2: what a group of a new number does."""
+        """Sleep level of groups with a new number; 0: awake."""
         self._sleep_levels: dict[int, int] = {}
         self._weights_of_all: WeightsSource | None = None
         self._weights: dict[int, WeightsSource] = {}
         self._known_incarnations: set[int] = set()
 
     def sleep(self, level: int, number: int | None = None) -> None:
-        """From now on: sleep at `level`, or be awake (0)."""
+        """Order sleep at `level`, or 0 to be awake."""
         if number is None:
             self.sleep_level_of_all = level
             self._sleep_levels.clear()
@@ -27,11 +27,11 @@ class GroupOrders:
             self._sleep_levels[number] = level
 
     def sleep_level(self, number: int) -> int:
-        """0 awake; 1 or 2."""
+        """Sleep level of a group; 0: awake."""
         return self._sleep_levels.get(number, self.sleep_level_of_all)
 
     def use_weights(self, source: WeightsSource, number: int | None = None) -> None:
-        """From now on: these weights."""
+        """Order these weights."""
         if number is None:
             self._weights_of_all = source
             self._weights.clear()
@@ -43,15 +43,16 @@ class GroupOrders:
         return self._weights.get(number, self._weights_of_all)
 
     def weights_orders(self) -> WeightsOrders:
-        """All of them, for `restore_weights_orders`."""
+        """All weights orders, for `restore_weights_orders`."""
         return self._weights_of_all, dict(self._weights)
 
     def restore_weights_orders(self, orders: WeightsOrders) -> None:
-        """Restore earlier orders, after one that could not be carried out."""
+        """Restore earlier orders after one that failed."""
         self._weights_of_all, self._weights = orders
 
     def learn(self, number: int, *, incarnation: int, sleep_level: int, weights: WeightsSource | None) -> None:
-        """A worker tells what an earlier scheduler has asked of it; of no account once we have seen it ourselves."""
+        """Take over orders that a worker got from an earlier scheduler; ignored for a worker process that this
+        scheduler already knows."""
         if incarnation in self._known_incarnations:
             return
         self._known_incarnations.add(incarnation)

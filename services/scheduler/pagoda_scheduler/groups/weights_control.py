@@ -1,5 +1,5 @@
-"""Sleep, wake-up and new weights of the whole engine, while requests are open: worker groups are held, one after the
-other where that keeps the engine serving, and their sequences go the way of those of a lost group."""
+"""Sleep, wake-up and weight reload of the whole engine while requests are open. Worker groups are held, one after the
+other where that keeps the engine serving, and their sequences are requeued like those of a lost group."""
 
 import asyncio
 import contextlib
@@ -49,11 +49,11 @@ class Reloaded:
     num_groups: int
     seconds: float
     pause_s: float
-    """Longest time in which one group did not serve."""
+    """Maximum seconds for which one group did not serve."""
 
 
 class WeightsControl:
-    """One operation at a time. Each runs to its end, even when its caller goes away."""
+    """Runs one operation at a time, each to its end, even if its caller disconnects."""
 
     def __init__(self, *, engine: Engine, groups: WorkerGroups) -> None:
         self._engine = engine
@@ -62,17 +62,17 @@ class WeightsControl:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def sleep(self, *, level: int = 1, number: int | None = None, is_abort: bool = False) -> Slept:
-        """Let groups give their memory away; returns when they sleep.
+        """Let groups free their memory; returns when they sleep.
 
         Args:
             level: 1 keeps the weights in host memory where the device has its own, 2 drops them.
-            number: of one group; None is all, and those that register before `wake_up`.
-            is_abort: end the requests of these groups; otherwise they continue, in another group or later.
+            number: of one group; None: all groups, including those that register before `wake_up`.
+            is_abort: end the requests of these groups; otherwise they continue in another group, or later.
 
         Raises:
             InvalidRequest: the level does not exist.
             NotFound: there is no such group.
-            PagodaError: a worker could not; its group serves on.
+            PagodaError: a worker failed; its group continues to serve.
         """
         if level not in (1, 2):
             raise InvalidRequest(f"level is {level}, must be 1 or 2", field="level")
@@ -82,12 +82,12 @@ class WeightsControl:
         """Let sleeping groups serve again; returns when they do.
 
         Args:
-            tags: weights, kv_cache or both (also when empty); with weights alone the groups have them and sleep on.
+            tags: weights, kv_cache or both (also if empty); with weights alone, the groups load them and stay asleep.
 
         Raises:
             InvalidRequest: there is no such tag.
             NotFound: there is no such group.
-            PagodaError: the weights cannot come back; the group sleeps on.
+            PagodaError: the weights cannot be restored; the group stays asleep.
         """
         for tag in tags:
             if tag not in TAGS:
@@ -95,13 +95,13 @@ class WeightsControl:
         return await self._whole(self._wake_up(number, weights_only=set(tags) == {"weights"}))
 
     async def reload(self, *, model: str, revision: str | None = None, number: int | None = None) -> Reloaded:
-        """Serve other weights of the same architecture; returns when the last group does.
+        """Serve other weights of the same architecture; returns when the last group serves them.
 
         Raises:
             InvalidRequest: model is empty.
             NotFound: there is no such group.
             NotReady: there is no group at all.
-            PagodaError: they cannot be read or do not fit; the old ones serve on.
+            PagodaError: the weights cannot be read or do not fit; the old ones stay in use.
         """
         if not model:
             raise InvalidRequest("model must name a directory or hub id", field="model")
@@ -121,10 +121,10 @@ class WeightsControl:
             async with self._lock:
                 return await operation
         finally:
-            operation.close()  # one that never had its turn
+            operation.close()  # in case it never ran
 
     def _targets(self, number: int | None) -> list[WorkerGroup]:
-        """Standby groups first, so that they are ready when a serving one leaves its place to them."""
+        """The groups of an operation, standby groups first, so that they are ready when a serving group makes room."""
         groups = self._groups.groups
         if number is None:
             return sorted(groups.values(), key=lambda group: (group.state != "standby", group.number))
@@ -153,7 +153,7 @@ class WeightsControl:
     async def _put_to_sleep(self, group: WorkerGroup, level: int) -> int:
         before = group.sleep_level
         group.sleep_level = max(before, level)
-        group.hold.want(asleep(level))  # of all groups, before the first of them hears it
+        group.hold.want(asleep(level))  # for all groups, before the first is called
         await first_of(group.hold.wait_at_rest(), group.lost.wait())
         freed = 0
         try:
@@ -217,10 +217,10 @@ class WeightsControl:
                 if not pauses:
                     self._groups.orders.restore_weights_orders(before)
                 await self._end_hold_if_awake(group)
-                done = f" ({len(pauses)} of {len(targets)} groups hold them)" if pauses else ""
+                done = f" ({len(pauses)} of {len(targets)} groups hold the new weights)" if pauses else ""
                 raise PagodaError(f"group {group.number}: {error.message}{done}", code=error.code) from error
         reloaded = Reloaded(len(pauses), time.monotonic() - started, max(pauses))
-        logger.info("%d groups hold the weights of %s after %.1f s", len(pauses), source.model, reloaded.seconds)
+        logger.info("%d groups serve the weights of %s, loaded in %.1f s", len(pauses), source.model, reloaded.seconds)
         return reloaded
 
     async def _prepare(self, group: WorkerGroup, source: WeightsSource | None) -> bool:
@@ -228,10 +228,11 @@ class WeightsControl:
             return await _unless_lost(group, control.prepare(source))
 
     async def _change_over(self, group: WorkerGroup, source: WeightsSource | None) -> float:
-        """One group takes the new weights (None: as it loads its model); the seconds in which it did not serve.
+        """Change one group over to the new weights (None: it gets them when it loads its model); returns the seconds
+        for which it did not serve.
 
         Raises:
-            PagodaError: it could not; it is still held.
+            PagodaError: the change failed; the group is still held.
         """
         started = time.monotonic()
         if not group.sleep_level:
@@ -246,7 +247,7 @@ class WeightsControl:
         return time.monotonic() - started
 
     async def _end_hold_if_awake(self, group: WorkerGroup) -> None:
-        """After a failure: serve again, as well as it can."""
+        """Let the group serve again after a failure, if it can."""
         if not group.sleep_level and group.hold.is_wanted:
             with contextlib.suppress(PagodaError):
                 await self._end_hold(group)
@@ -257,13 +258,15 @@ class WeightsControl:
         group.hold.end()
         await first_of(group.settled.wait(), group.lost.wait())
         if group.lost.is_set():
-            raise NotReady(f"the worker of group {group.number} was lost; the call continues when the worker is back")
+            raise NotReady(
+                f"the worker of group {group.number} was lost; the change takes effect when the worker is back"
+            )
         if group.error is not None:
             raise group.error
 
 
 async def _unless_lost(group: WorkerGroup, call: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a call to the group's worker; NotReady as soon as that is lost."""
+    """The result of a call to the group's worker; NotReady as soon as the worker is lost."""
     task = asyncio.create_task(call)
     try:
         await first_of(task, group.lost.wait())
@@ -276,7 +279,7 @@ async def _unless_lost(group: WorkerGroup, call: Coroutine[Any, Any, Result]) ->
 
 
 async def _all(operations: list[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Every result; the first failure when all are over.
+    """All results; after all have ended, the first failure is raised.
 
     Raises:
         PagodaError: that failure.

@@ -1,4 +1,4 @@
-"""WorkerGroup: the registered ranks that hold one copy of the model, and how they are. Knows no gRPC calls."""
+"""WorkerGroup: the registered ranks that hold one copy of the model, and their state. Knows no gRPC calls."""
 
 import asyncio
 import logging
@@ -20,17 +20,17 @@ class Rank:
 
     identity: scheduler_pb2.WorkerIdentity
     address: str
-    """Where it is called."""
+    """Address at which the scheduler reaches the worker."""
     stream: object = None
-    """The registration that it has now."""
+    """Its current registration."""
     grace: asyncio.TimerHandle | None = None
-    """Until its registration, which was cut off, must be back."""
+    """Deadline for a registration that was cut off to come back."""
     is_leaving: bool = False
 
     @classmethod
     def of(cls, identity: scheduler_pb2.WorkerIdentity) -> Self:
-        """One that has just registered. It is called at its abstract socket where that is within reach: not over a
-        tunnel to another machine's loopback, and not from another container."""
+        """A rank that has just registered. It is reached at its abstract socket where possible, which it is not over a
+        tunnel to another machine's loopback, nor from another container."""
         is_near = has_listener(identity.local_address)
         return cls(identity, address=identity.local_address if is_near else identity.address)
 
@@ -40,7 +40,7 @@ class Rank:
         return self.identity.rank
 
     def come_back(self) -> None:
-        """The registration is there again."""
+        """The registration is back."""
         if self.grace is not None:
             self.grace.cancel()
             self.grace = None
@@ -48,70 +48,70 @@ class Rank:
 
 @dataclass(slots=True, eq=False)
 class WorkerGroup:
-    """A worker group. It may serve while all its ranks are there, and is lost with the last of them."""
+    """A worker group. It can serve while all its ranks are registered, and is lost with the last of them."""
 
     number: int
     world_size: int
     """Ranks of a whole group."""
     ranks: dict[int, Rank] = field(default_factory=dict)
-    """Those that are there."""
+    """The registered ranks, by number."""
     state: str = "registered"
     """registered, waiting (for its other ranks), loading, standby, serving, sleeping, waking, reloading, leaving or
     lost."""
     sleep_level: int = 0
-    """0 awake; 1 or 2."""
+    """Sleep level; 0: awake."""
     core: EngineCore | None = None
-    """Its step loop; None if it does not serve."""
+    """Its step loop; None while it does not serve."""
     task: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """A rank has come or gone."""
+    """Set when a rank is added or lost."""
     hold: Hold = field(default_factory=Hold)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """It serves, stands by, or has failed to."""
+    """Set when the group serves, stands by, or has failed to."""
     error: PagodaError | None = None
-    """Why it has failed."""
+    """The reason for the failure."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether it serves and has nothing to do."""
+        """Whether the group serves and is idle."""
         return self.core is not None and not self.core.scheduler.has_unfinished_requests
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that have not registered."""
+        """Numbers of ranks that have not registered."""
         return [rank for rank in range(self.world_size) if rank not in self.ranks]
 
     @property
     def members(self) -> list[Rank]:
-        """Ranks that are there, in order."""
+        """The registered ranks, in order."""
         return [self.ranks[number] for number in sorted(self.ranks)]
 
     def put(self, rank: Rank) -> None:
-        """A rank has come; it replaces an older one."""
+        """Add a rank, which replaces an older one of its number."""
         if rank.number in self.ranks:
             logger.warning("%s: worker %s replaces an older one", self.name_of(rank), rank.identity.address)
         self.ranks[rank.number] = rank
         self.changed.set()
 
     def drop(self, rank: Rank) -> None:
-        """A rank has gone, and the group cannot continue without it. Nothing if another one has its place."""
+        """Remove a lost rank, without which the group cannot continue. No-op if another one has replaced it."""
         rank.come_back()
         if self.ranks.get(rank.number) is rank:
             del self.ranks[rank.number]
-            level = logging.DEBUG if self.lost.is_set() else logging.WARNING  # that it goes is known already
+            level = logging.DEBUG if self.lost.is_set() else logging.WARNING  # its loss is already known
             logger.log(level, "%s: worker at %s is gone", self.name_of(rank), rank.identity.address)
             self.changed.set()
             if not self.ranks:
                 self.lost.set()
 
     def name_of(self, rank: Rank) -> str:
-        """For logs."""
+        """Name of the rank in logs."""
         if self.world_size == 1:
             return f"group {self.number}"
         return f"group {self.number}, rank {rank.number} of {self.world_size}"
 
     def settle(self, state: str, error: PagodaError | None = None) -> None:
-        """End of a bring-up."""
+        """Record the result of a bring-up."""
         self.state, self.error = state, error
         self.settled.set()

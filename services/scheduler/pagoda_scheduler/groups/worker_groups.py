@@ -1,4 +1,5 @@
-"""Worker groups from registration to loss: brings each up, lets it serve, takes its requests back at the end."""
+"""WorkerGroups: follows worker groups from registration to loss: brings each up, lets it serve, requeues its requests
+at the end."""
 
 import asyncio
 import logging
@@ -29,19 +30,19 @@ from pagoda_scheduler.rpc.worker_control import GroupControl, WorkerControl
 logger = logging.getLogger(__name__)
 
 REGISTRATION_GRACE_S = 2.0
-"""Time in which a worker whose registration broke may come back; it computes meanwhile."""
+"""Seconds in which a worker whose registration broke may come back; it continues to compute meanwhile."""
 LEAVE_POLL_S = 0.02
 RETRY_S = 0.5
-"""First pause before a registered worker is brought up again; doubles up to MAX_RETRY_S."""
+"""Seconds before a registered worker is brought up again; doubles up to MAX_RETRY_S."""
 MAX_RETRY_S = 10.0
 
 
 LASTING = ("loading", "standby", "serving", "sleeping", "waking", "reloading")
-"""What a worker continues with when its registration is cut off."""
+"""States in which a worker continues while its registration is cut off."""
 
 
 class WorkerGroups:
-    """All registered groups; each is driven by one task."""
+    """All registered groups, each with one task."""
 
     def __init__(
         self, *, config: EngineConfig, engine: Engine, session_epoch: int, timeline: Timeline | None = None
@@ -63,7 +64,7 @@ class WorkerGroups:
 
         Raises:
             InvalidRequest: the first message is not an identity, or the group shape is not supported.
-            ConfigError: the worker could only be called in plaintext over a network.
+            ConfigError: the worker can only be reached in plaintext over a network.
             NotReady: no heartbeat came for too long.
         """
         group: WorkerGroup | None = None
@@ -94,7 +95,7 @@ class WorkerGroups:
 
     @asynccontextmanager
     async def _ended_by_close(self, scope: asyncio.Timeout) -> AsyncIterator[None]:
-        """Within: `close` ends what waits, without an error, so that the worker need not wonder."""
+        """While within, `close` ends the wait without an error, so that the worker sees a regular end."""
         self._registrations.add(scope)
         try:
             async with scope:
@@ -106,21 +107,21 @@ class WorkerGroups:
             self._registrations.discard(scope)
 
     def _lose_sight(self, group: WorkerGroup, rank: Rank, *, is_cut_off: bool) -> None:
-        """A registration is over. A worker that computes on may only have been cut off for a moment."""
+        """A registration has ended. A worker that continues to compute may only be cut off for a moment."""
         if is_cut_off and group.state in LASTING and not group.lost.is_set():
             rank.grace = asyncio.get_running_loop().call_later(REGISTRATION_GRACE_S, group.drop, rank)
         else:
             group.drop(rank)
 
     async def _take_leave(self, group: WorkerGroup, rank: Rank, timeout_s: float) -> None:
-        """Give the rank's group nothing new, and wait for what runs there; at most `timeout_s`."""
-        logger.info("%s: worker at %s leaves", group.name_of(rank), rank.identity.address)
+        """Give the rank's group no new requests, and wait at most `timeout_s` for its running ones."""
+        logger.info("%s: worker at %s is leaving", group.name_of(rank), rank.identity.address)
         rank.is_leaving = True
         was_serving, core = group.state == "serving", group.core
         group.state = "leaving"
         if core is None or not was_serving:
             return
-        self._engine.retire_core(core, f"the worker of group {group.number} leaves")
+        self._engine.retire_core(core, f"the worker of group {group.number} is leaving")
         self._has_vacancy.set()
         deadline = time.monotonic() + timeout_s
         while group.core is core and core.scheduler.has_unfinished_requests and time.monotonic() < deadline:  # noqa: ASYNC110
@@ -148,14 +149,14 @@ class WorkerGroups:
         name, device = group.name_of(rank), identity.device
         log_life(logger, "%s: worker at %s (%s) has registered", name, identity.address, device)
         if rank.address != identity.address:
-            log_life(logger, "%s: its worker is called at %s", name, rank.address)
+            log_life(logger, "%s: the scheduler reaches the worker at %s", name, rank.address)
         if group.task is None:
             group.task = asyncio.create_task(self._drive(group))
             group.task.add_done_callback(lambda _: self._remove(group))
         return group, rank
 
     def _group_for(self, identity: scheduler_pb2.WorkerIdentity, world_size: int) -> WorkerGroup:
-        """The group that a worker belongs to: the one of its other ranks, else a new one in the place of an older."""
+        """The group of a worker: that of its other ranks, else a new one that replaces an older one."""
         number = identity.group if identity.HasField("group") else self._free_number()
         group = self.groups.get(number)
         if group is not None:
@@ -168,12 +169,12 @@ class WorkerGroups:
 
     @property
     def sleep_level(self) -> int:
-        """0 unless some group sleeps; 1 when one of them keeps its weights in host memory."""
+        """0 unless a group sleeps; 1 if one of the sleeping groups keeps its weights in host memory."""
         levels = [group.sleep_level for group in self.groups.values() if group.sleep_level]
         return min(levels, default=0 if self.groups else self.orders.sleep_level_of_all)
 
     def _learn(self, group: WorkerGroup, identity: scheduler_pb2.WorkerIdentity) -> None:
-        """The orders that the worker knows, and what it should do."""
+        """Take over orders that the worker knows, and apply the group's orders."""
         number = group.number
         weights = weights_source_from_proto(identity.weights) if identity.HasField("weights") else None
         self.orders.learn(number, incarnation=identity.incarnation, sleep_level=identity.sleep_level, weights=weights)
@@ -182,7 +183,7 @@ class WorkerGroups:
             group.hold.want(asleep(group.sleep_level))
 
     def control(self, group: WorkerGroup) -> GroupControl:
-        """Calls to the group's workers beside its steps; to be closed."""
+        """A client for calls to the group's workers outside of steps; the caller closes it."""
         return GroupControl(
             [
                 WorkerControl(
@@ -230,7 +231,7 @@ class WorkerGroups:
                 serve.cancel()
             await asyncio.wait([serve])
             error = None if serve.cancelled() else serve.exception()
-            for rank in group.members:  # those cut off from both sides, or on their way out
+            for rank in group.members:  # ranks that are cut off in both directions, or leaving
                 if (rank.grace is not None and not group.hold.is_wanted) or rank.is_leaving:
                     group.drop(rank)
             group.state = "lost" if group.lost.is_set() else "registered"
@@ -254,7 +255,7 @@ class WorkerGroups:
         await first_of(group.changed.wait(), group.lost.wait(), group.hold.wait_wanted())
 
     async def _stay_asleep(self, group: WorkerGroup) -> None:
-        """A worker comes back, or a new one comes, to a group that sleeps."""
+        """Put a worker that joins a sleeping group to sleep."""
         try:
             async with self.control(group) as control:
                 await first_of(control.sleep(group.sleep_level), group.lost.wait())
@@ -265,7 +266,7 @@ class WorkerGroups:
         """Bring the group up and step until something fails.
 
         Raises:
-            PagodaError: why it does not serve any more.
+            PagodaError: the reason why it no longer serves.
         """
         client = GroupClient(
             [
@@ -327,7 +328,7 @@ class WorkerGroups:
                 logger.exception("group %d: the step loop failed", group.number, exc_info=errors)
             raise PagodaError(reason, code=Code.UNAVAILABLE) from errors
         finally:
-            # What must not be lost comes before the first await: this task may be cancelled again at any of them.
+            # Do what must not be lost before the first await: this task may be cancelled again at any await.
             group.core = None
             if run is not None:
                 run.cancel()
@@ -340,12 +341,12 @@ class WorkerGroups:
             await client.close()
 
     def _timeline_of_group(self) -> Timeline | None:
-        """Steps are numbered by group: traces want a timeline for each."""
+        """The timeline of one group: steps are numbered per group."""
         traces = self._engine.traces
         return self._timeline if traces is None else TracedTimeline(inner=self._timeline or Timeline(), traces=traces)
 
     async def _wait_for_place(self, group: WorkerGroup) -> None:
-        """Only so many groups serve as were asked for; the others wait, ready to."""
+        """Wait in standby while as many groups serve as max_serving_groups allows."""
         bound = self._config.scheduler.max_serving_groups
         while bound is not None and len(self._engine.cores) >= bound:
             if group.state != "standby":
@@ -360,7 +361,7 @@ class WorkerGroups:
             self._engine.announce()
 
     async def close(self) -> None:
-        """Let every group go."""
+        """Close all groups."""
         groups = list(self.groups.values())
         for group in groups:
             group.lost.set()
@@ -372,20 +373,20 @@ class WorkerGroups:
 
 
 def _is_same(one: scheduler_pb2.WorkerIdentity, other: scheduler_pb2.WorkerIdentity) -> bool:
-    """Whether they are of one process, which may have been put to sleep or given other weights in between."""
+    """Whether both are the same process, which may have been put to sleep or given other weights in between."""
     return (one.incarnation, one.address) == (other.incarnation, other.address)
 
 
 def asleep(level: int) -> str:
-    """Why a group does not serve."""
+    """The reason why a sleeping group does not serve."""
     return f"the model sleeps (level {level}): wake it up with POST /wake_up or Scheduler.WakeUp"
 
 
 async def first_of(*awaitables: Awaitable[Any], timeout_s: float | None = None) -> None:
-    """Return when one of them is done, and cancel the coroutines among the others; tasks are their owner's.
+    """Return when one of the awaitables is done, and cancel the other coroutines; tasks stay their owner's.
 
     Raises:
-        Whatever the coroutine raises that is done.
+        Whatever the finished coroutine raises.
     """
     tasks = {asyncio.ensure_future(one): one for one in awaitables}
     try:
@@ -400,7 +401,7 @@ async def first_of(*awaitables: Awaitable[Any], timeout_s: float | None = None) 
 
 
 async def _first(coroutine: Coroutine[Any, Any, None], run: asyncio.Task[None]) -> None:
-    """Await `coroutine`, unless `run` fails before it is done. It ends with its caller, `run` does not."""
+    """Await `coroutine`, unless `run` fails first. Cancelling the caller cancels `coroutine`, but not `run`."""
     task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait([task, run], return_when=asyncio.FIRST_COMPLETED)

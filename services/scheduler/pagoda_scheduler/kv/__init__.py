@@ -1,1 +1,1 @@
-"""Blocks of the KV cache: free, shared, cached, on the host. Knows no policy and no gRPC."""
+"""Management of KV-cache blocks: free, shared, cached, on the host. Knows no policy and no gRPC."""

@@ -1,4 +1,4 @@
-"""Names of blocks by their content. Knows the tokens of requests; no blocks."""
+"""BlockHasher: identifies blocks by their content. Knows the tokens of requests; no blocks."""
 
 from array import array
 from hashlib import blake2b
@@ -10,22 +10,22 @@ from pagoda_scheduler.kv.block_pool import BlockHash
 class BlockHasher:
     """Hashes of sequences' full blocks, each computed once.
 
-    A hash covers the block's tokens and its predecessor's hash; the first predecessor is the cache salt, with name and
-    version of the adapter where there is one. Without prefix caching each request has a salt of its own, so that it
-    finds what was its own alone.
+    A hash covers the block's tokens and its predecessor's hash; the first predecessor is the cache salt, with the
+    adapter's name and version if there is one. Without prefix caching each request has its own salt, so that it finds
+    only its own blocks.
     """
 
     def __init__(self, *, block_size: int, is_shared: bool) -> None:
-        """`is_shared`: requests find each other's blocks."""
+        """`is_shared`: requests can find each other's blocks."""
         self._block_size = block_size
         self._is_shared = is_shared
 
     def of(self, request: Request, count: int) -> list[BlockHash]:
-        """Hashes of the request's first `count` blocks or more; their tokens are known."""
+        """Hashes of at least the request's first `count` blocks, whose tokens are known."""
         hashes, size = request.block_hashes, self._block_size
         while len(hashes) < count:
             start = len(hashes) * size
-            # The digests have a fixed length and a salt stands only before the first one, so no two chains meet.
+            # Digests have a fixed length and only the first one follows a salt, so two chains cannot collide.
             parent = hashes[-1] if hashes else self._salt(request)
             tokens = array("I", request.known_tokens(start, start + size)).tobytes()
             hashes.append(blake2b(parent + tokens, digest_size=16).digest())
@@ -36,5 +36,5 @@ class BlockHasher:
         salt = f"{request.cache_salt}{own}".encode() + b"\0"
         if request.lora is None:
             return salt
-        # 0xFF is in no text, so that no salt of a client is that of an adapter.
+        # UTF-8 has no 0xFF, so a client's salt never equals that of an adapter.
         return b"\xff" + blake2b(request.lora.digest_text, digest_size=16).digest() + salt

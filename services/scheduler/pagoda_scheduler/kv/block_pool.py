@@ -1,12 +1,12 @@
-"""Which KV-cache blocks are free, shared or cached. Knows block ids, reference counts and hashes; no requests."""
+"""BlockPool: free, shared and cached KV-cache blocks. Knows block ids, reference counts and hashes; no requests."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pagoda_scheduler.kv.free_queue import FreeQueue
 
 _IDS: list[int] = []
-"""Block ids: one object each, in all pools of the process. A pool that is made in the middle of a burst, because a
-worker came back, would else pin the burst's pages with its own."""
+"""Block ids, one int object each, shared by all pools of the process. Otherwise a pool that is made during a burst (a
+worker came back) would pin the burst's memory pages by its own objects."""
 
 BlockHash = bytes
 """Identity of a full block: a digest over its tokens and everything before them."""
@@ -24,7 +24,7 @@ class BlockPool:
         """`on_evict`: called with block id and hash before cached content is overwritten."""
         self.num_blocks = num_blocks
         self.on_forget: Callable[[BlockHash], None] | None = None
-        """Told the hash of a block that can be found no more."""
+        """Called with the hash of a block that can no longer be found."""
         self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
@@ -35,21 +35,21 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that `allocate` can hand out."""
+        """Number of blocks that `allocate` can return."""
         return len(self._free)
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks held by requests."""
+        """Number of blocks held by requests."""
         return self.num_blocks - len(self._free)
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks whose content can be found by hash."""
+        """Number of blocks whose content can be found by hash."""
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, forgetting what they cached. The caller checks `num_free_blocks` first."""
+        """Take `count` blocks and drop their cached content. The caller checks `num_free_blocks` first."""
         assert count <= len(self._free), "allocate() beyond num_free_blocks"
         free, refs = self._free, self._ref_counts
         blocks = []
@@ -65,7 +65,7 @@ class BlockPool:
         return blocks
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Give up one reference to each block, the last block first, so that a prefix's tail is evicted first."""
+        """Drop one reference to each block, the last block first, so that a prefix's tail is evicted first."""
         refs, free = self._ref_counts, self._free
         for block_id in reversed(list(block_ids)):
             refs[block_id] -= 1
@@ -129,13 +129,13 @@ class BlockPool:
             self._forget(block_id)
 
     def reset_cache(self) -> int:
-        """Forget every cached block, in use or not; the number forgotten."""
+        """Drop all cached content, in use or not; returns the number of blocks."""
         count = len(self._cached)
         self.uncache(list(self._cached.values()))
         return count
 
     def compact(self) -> None:
-        """Move the hashes together: those that a burst has left scattered keep its pages from being given back."""
+        """Copy the hashes into new memory, because scattered ones keep a burst's pages from being freed."""
         cached = self._cached
         self._cached = {}
         for block_hash, block_id in cached.items():

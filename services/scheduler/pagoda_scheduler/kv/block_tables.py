@@ -1,4 +1,5 @@
-"""The block tables of a sequence, one a cache group: which blocks it needs, and which it needs no more. No pool."""
+"""BlockTables: the block tables of sequences, one per cache group: which blocks are needed, and which no longer are. No
+pool."""
 
 from collections.abc import Sequence
 
@@ -7,28 +8,28 @@ from pagoda_scheduler.kv.block_pool import BlockHash
 from pagoda_scheduler.kv.cache_group import NO_BLOCK, CacheGroup
 
 HASH_BYTES = 16
-"""Length of a block's hash; the keys of groups other than the first are longer."""
+"""Bytes of a block's hash; the keys of groups other than the first are longer."""
 
 
 class BlockTables:
-    """Tables of the groups that keep tokens in blocks, counted from 0, aligned by position.
+    """Block tables of the groups that keep tokens in blocks, numbered from 0, aligned by position.
 
-    A table of full attention holds every block. One of a window holds those that a future query can read: the query at
-    position q reads from q - window + 1 on, and the next one is at `num_computed_tokens` or later. The entries before
-    those are NO_BLOCK. Source: the hybrid cache manager of vLLM.
+    A table of full attention holds every block. A table of a window holds those that a future query can read: the query
+    at position q reads from q - window + 1, and the next one is at `num_computed_tokens` or later. The entries before
+    these are NO_BLOCK. Source: the hybrid cache manager of vLLM.
     """
 
     def __init__(self, *, groups: Sequence[CacheGroup], block_size: int, max_step_tokens: int) -> None:
-        """`max_step_tokens`: most tokens of a sequence in one step."""
+        """`max_step_tokens`: maximum tokens of a sequence in one step."""
         self._windows = [group.window for group in groups if group.has_blocks]
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self.count = len(self._windows)
         self.is_plain = self._windows == [0]
-        """One table, which keeps everything: what most models have."""
+        """Whether there is one table that keeps everything, as in most models."""
         self.has_windows = any(self._windows)
         self.num_full = self._windows.count(0)
-        """Tables that keep everything."""
+        """Indexes of tables that keep everything."""
 
     def of(self, request: Request) -> list[list[int]]:
         """The tables of a sequence."""
@@ -37,7 +38,7 @@ class BlockTables:
         return [request.block_ids, *request.group_block_ids][: self.count]
 
     def held(self, request: Request) -> list[int]:
-        """Every block of a sequence, in the order of their positions."""
+        """All blocks of a sequence, in order of position."""
         if self.is_plain:
             return request.block_ids
         rows = zip(*self.of(request), strict=True)
@@ -50,7 +51,7 @@ class BlockTables:
             request.first_blocks = [_num_missing(table) for table in tables]
 
     def clear(self, request: Request) -> None:
-        """Take a sequence's tables away."""
+        """Remove a sequence's tables."""
         request.block_ids = []
         request.group_block_ids = []
         request.first_blocks = []
@@ -66,16 +67,16 @@ class BlockTables:
             table += blocks[index * each : (index + 1) * each]
 
     def is_window(self, table: int) -> bool:
-        """Whether the table's group keeps a window alone."""
+        """Whether the table's group keeps only a window."""
         return self._windows[table] > 0
 
     def first_needed(self, table: int, query: int) -> int:
-        """Index of the first block that queries from position `query` on read."""
+        """Index of the first block that queries from position `query` read."""
         window = self._windows[table]
         return max(0, query - window + 1) // self._block_size if window else 0
 
     def trim(self, request: Request, query: int) -> list[int]:
-        """Take out the blocks that no query from position `query` on reads."""
+        """Remove and return the blocks that no query from position `query` reads."""
         left: list[int] = []
         firsts = request.first_blocks
         if not firsts:
@@ -89,7 +90,8 @@ class BlockTables:
         return left
 
     def num_needed(self, num_tokens: int, num_cached: int) -> int:
-        """Most blocks that a sequence holds while it computes `num_tokens` tokens, `num_cached` of which it finds."""
+        """Maximum number of blocks that a sequence holds while it computes `num_tokens` tokens, `num_cached` of them
+        cached."""
         num_blocks, total = -(-num_tokens // self._block_size), 0
         for index, window in enumerate(self._windows):
             needed = num_blocks - self.first_needed(index, num_cached)
@@ -97,7 +99,7 @@ class BlockTables:
         return total
 
     def capacity(self, num_blocks: int) -> int | None:
-        """Tokens of a sequence that has `num_blocks` blocks to itself; None: any number."""
+        """Maximum tokens of a sequence that has `num_blocks` blocks to itself; None: no limit."""
         if self.is_plain:
             return num_blocks * self._block_size
         if all(self._windows) and sum(map(self._most, self._windows)) <= num_blocks:
@@ -112,11 +114,11 @@ class BlockTables:
         return low * self._block_size
 
     def key(self, table: int, block_hash: BlockHash) -> BlockHash:
-        """Name of a block's content in a table's group."""
+        """Key of a block's content in a table's group."""
         return block_hash + bytes((table,)) if table else block_hash
 
     def _most(self, window: int) -> int:
-        """Most blocks that a table of a window holds: the window before a step, and the step."""
+        """Maximum number of blocks in a table of a window: the window before a step, and the step."""
         return -(-(window - 1 + self._max_step_tokens) // self._block_size) + 1
 
 

@@ -1,4 +1,4 @@
-"""The order in which free KV-cache blocks are taken: a linked list over block ids. Knows nothing but numbers."""
+"""FreeQueue: the order in which free KV-cache blocks are taken, a linked list over block ids. Knows only numbers."""
 
 from array import array
 
@@ -6,14 +6,14 @@ from array import array
 class FreeQueue:
     """Numbers 0 … size - 1, each in the queue or not; taken from the front, returned at either end, removed anywhere.
 
-    The links are two arrays of machine integers, so that the queue allocates nothing while it works: nodes on the heap,
-    made again with every block that comes and goes, would keep its pages from being given back after a burst.
-    Source: the free block queue of vLLM.
+    The links are two arrays of machine integers, so that the queue allocates nothing while it works: heap nodes that
+    are made for every block would keep memory pages from being freed after a burst. Source: the free block queue
+    of vLLM.
     """
 
     def __init__(self, *, size: int) -> None:
-        """Full, in ascending order."""
-        # Entry `size` is the queue's both ends; -1 as a successor: not in the queue.
+        """A queue of all numbers, in ascending order."""
+        # Entry `size` is both ends of the queue; successor -1: not in the queue.
         self._next: array[int] = array("q", [*range(1, size + 1), 0])
         self._previous: array[int] = array("q", [size, *range(size)])
         self._end = size
@@ -33,7 +33,7 @@ class FreeQueue:
         return first
 
     def remove(self, number: int) -> None:
-        """Take `number` out, wherever it stands."""
+        """Remove `number` at any position."""
         before, after = self._previous[number], self._next[number]
         self._next[before] = after
         self._previous[after] = before

@@ -1,4 +1,4 @@
-"""The second tier of the KV cache: which evicted blocks lie in host memory. Knows hashes and host blocks only."""
+"""HostCache: the second tier of the KV cache, evicted blocks in host memory. Knows only hashes and host blocks."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,7 @@ from pagoda_scheduler.kv.block_pool import BlockHash
 
 
 class HostCache:
-    """Host blocks by content, least recently used first out.
+    """Host blocks by content, evicted least recently used first.
 
     Blocks that a step about to be sent reads (`find`) are pinned until `end_step`, because the worker swaps out
     before it swaps in.
@@ -25,13 +25,13 @@ class HostCache:
         return len(self._by_hash)
 
     def find(self, block_hash: BlockHash) -> int:
-        """The host block with this content, which must be there; pinned for this step."""
+        """The host block with this content, which must be cached; pinned for this step."""
         self._by_hash.move_to_end(block_hash)
         self._pinned.add(block_hash)
         return self._by_hash[block_hash]
 
     def save(self, block_hash: BlockHash) -> int | None:
-        """The host block to copy this content to; None when it is here already or everything is pinned."""
+        """The host block to copy this content to; None if it is already cached or all blocks are pinned."""
         if block_hash in self._by_hash:
             self._by_hash.move_to_end(block_hash)
             return None
@@ -42,7 +42,7 @@ class HostCache:
         return host_block
 
     def discard(self, block_hash: BlockHash) -> None:
-        """Forget this content, if it is here."""
+        """Drop this content, if it is cached."""
         if (host_block := self._by_hash.pop(block_hash, None)) is not None:
             self._free.append(host_block)
             self._pinned.discard(block_hash)
@@ -55,15 +55,15 @@ class HostCache:
         return False
 
     def end_step(self) -> None:
-        """The step that reads the pinned blocks is on its way."""
+        """The step that reads the pinned blocks is sent: unpin them."""
         self._pinned.clear()
 
     def compact(self) -> None:
-        """Move the hashes together, as `BlockPool.compact` does."""
+        """Copy the hashes into new memory, as `BlockPool.compact` does."""
         self._by_hash = OrderedDict((bytes(memoryview(known)), block) for known, block in self._by_hash.items())
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all content."""
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._by_hash.clear()
         self._pinned.clear()

@@ -1,4 +1,5 @@
-"""Gives requests their KV-cache blocks and finds shared prefixes. Knows requests and blocks; no scheduling policy."""
+"""KVCacheManager: allocates KV-cache blocks of requests and finds shared prefixes. Knows requests and blocks; no
+scheduling policy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,14 +21,14 @@ NOTHING: Mapping[Request, int] = {}
 class KVCacheManager:
     """Block tables of requests over one BlockPool, with prefix caching by hash chains and a second tier on the host.
 
-    A model's cache groups have a table each, and blocks of one pool; a block's key is its hash and its group. A block
-    is made findable in the step that computes it: the worker stores every key and value of a batch before it attends,
-    and steps run in order, so a request that finds the block reads it after it was written. For the same reason a block
-    that has left a window may be used again by the step that is being decided.
+    Each cache group of a model has its table, with blocks of one pool; a block's key is its hash and its group. A block
+    can be found from the step that computes it: the worker stores all keys and values of a batch before it attends, and
+    steps run in order, so a request that finds the block reads it after it was written. For the same reason a block
+    that has left a window may be reused by the step that is being decided.
 
-    Cached blocks that are evicted move to host memory if there is room for them there. So a preempted request comes
-    back by whatever is cheapest: blocks still on the device, blocks swapped in, and recomputation of the rest. Without
-    prefix caching the host tier serves preempted requests alone: each request then has a salt of its own.
+    Evicted cached blocks move to host memory if there is room. So a preempted request resumes in the cheapest way: from
+    blocks still on the device, blocks swapped in, and recomputation of the rest. Without prefix caching the host tier
+    serves only preempted requests, because each request then has its own salt.
     """
 
     def __init__(
@@ -40,24 +41,24 @@ class KVCacheManager:
         max_step_tokens: int = 1,
         snapshot_interval: int = 512,
     ) -> None:
-        """`max_step_tokens`: most tokens of a sequence in one step; `snapshot_interval`: tokens between two snapshots
-        of a sequence's recurrent state."""
+        """`max_step_tokens`: maximum tokens of a sequence in one step; `snapshot_interval`: tokens between two
+        snapshots of a sequence's recurrent state."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.tables = BlockTables(groups=groups, block_size=block_size, max_step_tokens=max_step_tokens)
         self.host = HostCache(num_blocks=sizes.num_host_blocks)
         self.pool = BlockPool(num_blocks=sizes.num_blocks, on_evict=self._save if sizes.num_host_blocks else None)
         self.is_swap_cheaper = True
-        """Whether moving a block costs less than computing its tokens again; set from measurements."""
+        """Whether swapping a block is cheaper than recomputing its tokens; set from measurements."""
         self.num_prefix_queries = 0
         """Counter: tokens looked up."""
         self.num_prefix_hits = 0
         """Counter: tokens found."""
-        # Layers that keep nothing compute every sequence whole: there is no prefix of it.
+        # Layers that keep nothing compute every sequence whole, without a prefix.
         self._hashes_blocks = (enable_prefix_caching or sizes.num_host_blocks > 0) and not computes_whole(groups)
         self._hasher = BlockHasher(block_size=block_size, is_shared=enable_prefix_caching)
         self.states = self._make_states(sizes, snapshot_interval) if has_states(groups) else None
-        """States of recurrent layers, if there are any."""
+        """States of recurrent layers, if the model has any."""
         self._finder = PrefixFinder(
             tables=self.tables,
             pool=self.pool,
@@ -80,27 +81,27 @@ class KVCacheManager:
         )
 
     def capacity_tokens(self, most: int) -> int:
-        """Tokens that fit when one request has everything, at most `most`."""
+        """Maximum tokens of a request that has the whole cache, at most `most`."""
         capacity = self.tables.capacity(self.pool.num_blocks)
         return most if capacity is None else min(most, capacity)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks of one table that `num_tokens` tokens fill."""
+        """Number of blocks of one table for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def prefix_hashes(self, request: Request) -> list[BlockHash]:
-        """Hashes of the blocks that could be found for the request. The last token is in none: it must run."""
+        """Hashes of the blocks that a request may find. The last token is in none of them, because it must run."""
         if not self._hashes_blocks or request.is_uncached:
             return []
         num_full = (request.num_known_tokens - 1) // self.block_size
         return self._hasher.of(request, num_full)[:num_full]
 
     def has_state(self, block_hash: BlockHash) -> bool:
-        """Whether there is a recurrent state after the block with this hash."""
+        """Whether a recurrent state is kept for the end of the block with this hash."""
         return self.states is not None and block_hash in self.states.snapshots
 
     def find_prefix(self, request: Request) -> Prefix:
-        """The part of the request that is in the cache; takes no blocks."""
+        """The cached prefix of the request; takes no blocks."""
         leader = request.leader
         if leader is not None and leader.has_computed_prompt and not request.output_token_ids:
             shared = self._finder.fork(request, leader)
@@ -112,15 +113,15 @@ class KVCacheManager:
         return prefix
 
     def can_admit(self, request: Request, prefix: Prefix, *, watermark_blocks: int = 0) -> bool:
-        """Whether all known tokens after `prefix` fit at once, leaving `watermark_blocks` free."""
+        """Whether all known tokens after `prefix` fit now, leaving `watermark_blocks` free."""
         found = prefix.device_blocks
         needed = self.tables.num_needed(request.num_known_tokens, prefix.num_tokens) - len(found)
-        # Cached blocks that no request holds leave the free queue when they are touched.
+        # Touching a cached block that no request holds takes it from the free queue.
         revived = sum(self.pool.is_free(block_id) for block_id in found)
         return needed + revived + watermark_blocks <= self.pool.num_free_blocks
 
     def admit(self, request: Request, prefix: Prefix) -> None:
-        """Start the request's block tables with its prefix; `can_admit` has said yes."""
+        """Start the request's block tables with its prefix; `can_admit` must have returned True."""
         assert not request.block_ids
         # Hashes are pinned before anything is allocated, as allocating may evict to the host.
         host_keys = [entry for entries in prefix.tables for entry in entries if not isinstance(entry, int)]
@@ -134,7 +135,7 @@ class KVCacheManager:
             for entries in prefix.tables
         ]
         if prefix.forked_from is not None:
-            # The shared last block is copied on the first write, which is now: the last token runs again.
+            # The shared last block is copied now, before its first write: the last token runs again.
             self._add_copies(prefix.forked_from, tables, num_tokens=prefix.num_tokens)
         self.tables.start(request, tables)
         if self.states is not None and prefix.state is not None:
@@ -146,27 +147,27 @@ class KVCacheManager:
             self.num_prefix_hits += request.num_computed_tokens
 
     def can_fork(self, parent: Request) -> bool:
-        """Whether a sequence can be forked now."""
+        """Whether the sequence can be forked now."""
         return self.pool.num_free_blocks >= self.tables.count and self.can_begin_anew(parent)
 
     def can_begin_anew(self, request: Request) -> bool:
-        """Whether the request may enter its slot again where it is, with other tokens to come."""
+        """Whether the request can enter its slot again at its position, with other tokens to follow."""
         return self.states is None or self.states.can_begin_anew(request)
 
     def go_on(self, request: Request) -> None:
-        """The request continues in its slot with the token that the worker has."""
+        """The request stays in its slot, with the token that the worker has."""
         if self.states is not None:
             self.states.let_go(request)
 
     def begin_anew(self, request: Request) -> None:
-        """The request enters its slot again with the next step; it can."""
+        """The request enters its slot again with the next step; `can_begin_anew` must have returned True."""
         if self.states is not None:
             self.states.begin_anew(request)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` share everything that `parent` has computed; the partly filled blocks are copied.
+        """Let `child` share everything that `parent` has computed; partly filled blocks are copied.
 
-        The parent's tokens are the child's as far as they are computed. `can_fork` has said yes.
+        Both have the same tokens as far as the parent's are computed. `can_fork` must have returned True.
         """
         num_full, rest = divmod(parent.num_computed_tokens, self.block_size)
         tables = [table[:num_full] for table in self.tables.of(parent)]
@@ -182,8 +183,8 @@ class KVCacheManager:
         child.block_hashes = parent.block_hashes[:num_full]
 
     def extend(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Make room for the request's first `num_tokens` tokens; the new blocks, the same number for every table, or
-        None when too few are free. What no query reads any more is given back first."""
+        """Allocate blocks for the request's first `num_tokens` tokens. Returns the new blocks, the same number for
+        every table, or None if too few are free. Blocks that no query reads any more are freed first."""
         missing = self.blocks_for(num_tokens) - len(request.block_ids)
         if missing <= 0:
             return []
@@ -204,11 +205,11 @@ class KVCacheManager:
         return blocks
 
     def trim(self, request: Request, query: int) -> None:
-        """Give back the request's blocks that no query from position `query` on reads. They can still be found."""
+        """Free the request's blocks that no query from position `query` reads. They can still be found."""
         left = self.tables.trim(request, query)
         if left:
             if not self.enable_prefix_caching:
-                self.pool.uncache(left)  # this request alone could find them, and starts no earlier again
+                self.pool.uncache(left)  # only this request could find them, and it never starts earlier again
             self.pool.free(left)
 
     def cache_computed(self, request: Request, num_computed_tokens: int) -> None:
@@ -231,7 +232,8 @@ class KVCacheManager:
             self.states.name_known(request, hashes, num_full)
 
     def tell(self, events: KVEventLog | None) -> None:
-        """Report to `events` what this group's cache stores and forgets from now on; None: no more, all is gone."""
+        """Report blocks that this group's cache stores and drops to `events` from now on; None: stop, all blocks are
+        gone."""
         if self._events is not None:
             self._events.forget(self.pool.hashes)
         self._events = events
@@ -245,7 +247,7 @@ class KVCacheManager:
         self._events.stored(BlockStored(hashes[index], parent, tuple(tokens), request.cache_salt))
 
     def free(self, request: Request) -> None:
-        """Give the request's blocks back; what they cached can still be found until they are reused."""
+        """Free the request's blocks; their cached content can be found until they are reused."""
         blocks = self.tables.held(request)
         if self._transfers.copy:
             self._give_up_copies(blocks)
@@ -256,9 +258,10 @@ class KVCacheManager:
         request.num_cached_blocks = 0
 
     def forget(self, request: Request) -> None:
-        """Drop what the request's blocks cached: it has ended and no other request may share it, or it is garbage."""
+        """Drop the cached content of the request's blocks: it has ended and no other request may share it, or it is
+        garbage."""
         self.pool.uncache(self.tables.held(request))
-        if self.tables.has_windows:  # those that it has given back too
+        if self.tables.has_windows:  # including those that it has freed
             for block_hash in request.block_hashes:
                 for table in range(self.tables.count):
                     self.pool.forget(self.tables.key(table, block_hash))
@@ -268,7 +271,7 @@ class KVCacheManager:
     def take_transfers(
         self, scheduled: Mapping[Request, int] = NOTHING, ahead: Mapping[Request, int] = NOTHING
     ) -> Transfers:
-        """The moves that go with the step that is being sent: it computes `scheduled`, and tries drafts for `ahead`."""
+        """The transfers for the step that is being sent, which computes `scheduled` and tries drafts for `ahead`."""
         transfers, self._transfers = self._transfers, Transfers()
         if self.states is not None:
             self.states.save_after(scheduled, ahead)
@@ -279,21 +282,21 @@ class KVCacheManager:
         return transfers
 
     def compact(self) -> None:
-        """Give back memory that a burst of requests has left fragmented; while no request is open."""
+        """Free memory that a burst of requests has left fragmented; only while no request is open."""
         self.pool.compact()
         self.host.compact()
         if self.states is not None:
             self.states.snapshots.compact()
 
     def reset_cache(self) -> int:
-        """Forget every cached block and state, on the device and on the host; the number of blocks on the device."""
+        """Drop every cached block and state, on device and host; returns the number of blocks on the device."""
         if self.states is not None:
             self.states.snapshots.clear()
         self.host.clear()
         return self.pool.reset_cache()
 
     def _swap_in(self, request: Request, index: int, key: BlockHash, host_block: int) -> int:
-        """A new block for content that comes from the host with the next step."""
+        """A new block for content that is swapped in with the next step."""
         block_id = self.pool.allocate(1)[0]
         self._transfers.swap_in.append((host_block, block_id))
         if self.pool.cache(block_id, key) and self._events is not None and len(key) == HASH_BYTES:
@@ -301,24 +304,25 @@ class KVCacheManager:
         return block_id
 
     def _add_copies(self, source: Request, tables: list[list[int]], *, num_tokens: int) -> None:
-        """Give every table one more block: the copy of a block of `source`'s, if that has some of `num_tokens`."""
+        """Add one block to every table: a copy of the block of `source` that holds some of `num_tokens`, if any."""
         for table, shared in zip(tables, self.tables.of(source), strict=True):
             table += self.pool.allocate(1)
             if num_tokens % self.block_size:
                 self._copy(shared[len(table) - 1], table[-1])
 
     def _copy(self, source: int, target: int) -> None:
-        """Copy a block with the next step. No request gets the source before: it could be swapped into first."""
+        """Copy a block with the next step. The source is kept until then, because its new owner could swap into it
+        first."""
         self.pool.touch([source])
         self._transfers.copy[target] = source
 
     def _give_up_copies(self, targets: list[int]) -> None:
-        """Blocks that are given back are copied to no more: who gets them next may swap something into them first."""
+        """Cancel copies into freed blocks, because their next owner may swap into them first."""
         for target in targets:
             if (source := self._transfers.copy.pop(target, None)) is not None:
                 self.pool.free([source])
 
     def _save(self, block_id: int, block_hash: BlockHash) -> None:
-        """Move evicted content to the host if that pays."""
+        """Move evicted content to the host if that is worthwhile."""
         if self.is_swap_cheaper and (host_block := self.host.save(block_hash)) is not None:
             self._transfers.swap_out[host_block] = block_id

@@ -1,4 +1,4 @@
-"""Which blocks the prefix caches of all groups hold, as events for routers outside. No gRPC, no messages."""
+"""KV cache events: reports the blocks in the prefix caches of all groups to external routers. No gRPC, no messages."""
 
 import asyncio
 import struct
@@ -12,19 +12,19 @@ from typing import TypeAlias
 from pagoda_scheduler.kv.block_pool import BlockHash
 
 MAX_BATCHES = 10_000
-"""Batches kept for subscribers that come back."""
+"""Number of batches kept for subscribers that reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block can be found now, in at least one group."""
+    """A block can be found in at least one group."""
 
     block_hash: BlockHash
     parent: BlockHash | None
-    """Hash of the block before it; None: it is the first."""
+    """Hash of the block before it; None for the first block."""
     token_ids: tuple[int, ...]
     cache_salt: str = ""
-    """Only requests with the same salt find it."""
+    """Only requests with the same salt can find the block."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """No group has the block any more."""
+    """No group has the block any longer."""
 
     block_hash: BlockHash
 
@@ -65,7 +65,7 @@ def short_hash(block_hash: BlockHash) -> int:
 
 
 class KVEventLog:
-    """Collects what the groups' caches store and forget; a block counts once, however many groups have it.
+    """Collects blocks that the groups' caches store and drop; a block counts once, however many groups have it.
 
     Events of one turn of the event loop (in practice: of one engine step) make one batch. Must be used on one loop.
     Source: the KV cache events of vLLM.
@@ -73,7 +73,7 @@ class KVEventLog:
 
     def __init__(self) -> None:
         self.on_batch: list[Callable[[EventBatch], None]] = []
-        """Told every batch when it is made."""
+        """Called with every batch when it is made."""
         self._live: dict[BlockHash, _Live] = {}
         self._pending: list[Event] = []
         self._batches: deque[EventBatch] = deque(maxlen=MAX_BATCHES)
@@ -81,7 +81,7 @@ class KVEventLog:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the newest batch; 0 when there was none."""
+        """Number of the newest batch; 0 if there was none."""
         return self._last_sequence
 
     def stored(self, event: BlockStored) -> None:
@@ -94,7 +94,7 @@ class KVEventLog:
         self._add(event)
 
     def removed(self, block_hash: BlockHash) -> None:
-        """A group has forgotten a block."""
+        """A group has dropped a block."""
         live = self._live.get(block_hash)
         if live is None:
             return
@@ -104,12 +104,12 @@ class KVEventLog:
             self._add(BlockRemoved(block_hash) if self._live else AllBlocksCleared())
 
     def forget(self, hashes: Iterable[BlockHash]) -> None:
-        """A group is gone, with all that it had."""
+        """A group is gone, with all its blocks."""
         for block_hash in list(hashes):
             self.removed(block_hash)
 
     def since(self, sequence: int) -> list[EventBatch] | None:
-        """The batches from number `sequence` on; None when some of them are no longer kept."""
+        """The batches from number `sequence`; None if some of them are no longer kept."""
         self.flush()
         oldest = self._batches[0].sequence if self._batches else self._last_sequence + 1
         if sequence < oldest:
@@ -121,7 +121,7 @@ class KVEventLog:
         return list(self._batches)
 
     def snapshot(self) -> list[BlockStored]:
-        """Every block that is there now, parents before children."""
+        """Every cached block, parents before children."""
         self.flush()
         order: dict[BlockHash, BlockStored] = {}
         for live in self._live.values():
@@ -134,7 +134,7 @@ class KVEventLog:
         return list(order.values())
 
     def flush(self) -> None:
-        """Make a batch of what is pending."""
+        """Make a batch of the pending events."""
         if self._pending:
             self._last_sequence += 1
             batch = EventBatch(self._last_sequence, time.time(), tuple(self._pending))

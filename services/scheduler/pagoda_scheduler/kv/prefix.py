@@ -1,4 +1,4 @@
-"""The longest cached prefix of a request that every cache group has. Takes no blocks."""
+"""PrefixFinder: finds the longest prefix of a request that is cached in every cache group. Takes no blocks."""
 
 from dataclasses import dataclass, field
 
@@ -15,24 +15,24 @@ class Prefix:
     """A prefix of a request that is in the cache."""
 
     tables: list[list[int | BlockHash]] = field(default_factory=list)
-    """By group with blocks: a block on the device, or the key of one in host memory."""
+    """For each group with blocks: blocks on the device, or keys of blocks in host memory."""
     device_blocks: list[int] = field(default_factory=list)
-    """Those of all tables that are on the device."""
+    """The blocks of all tables that are on the device."""
     num_tokens: int = 0
-    """Tokens that need not be computed."""
+    """Number of tokens that need not be computed."""
     forked_from: Request | None = None
-    """A sibling whose prompt this request shares up to the last token, instead of looking anything up."""
+    """A sibling whose prompt this request shares up to the last token, without a lookup."""
     state: BlockHash | None = None
-    """Name of the recurrent state to begin with."""
+    """Key of the recurrent state to begin with."""
     branch_point: int = 0
-    """Tokens that the blocks alone would offer, where states offer less; else 0."""
+    """Number of tokens that blocks alone would offer, if the states offer fewer; else 0."""
 
 
 class PrefixFinder:
     """Looks prefixes up, on the device and in host memory.
 
-    A group of full attention offers a prefix when it has all its blocks; a group with a window, when it has those that
-    the first query after the prefix reads; a recurrent one, when there is a snapshot of its state after the prefix.
+    A group of full attention offers a prefix if it has all its blocks; a group with a window, if it has the blocks that
+    the first query after the prefix reads; a recurrent group, if there is a snapshot of its state after the prefix.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PrefixFinder:
         block_size: int,
         snapshots: StateSnapshots | None = None,
     ) -> None:
-        """`snapshots`: of recurrent layers, if there are some."""
+        """`snapshots`: of recurrent layers, if the model has any."""
         self._snapshots = snapshots
         self._is_plain = tables.is_plain and snapshots is None
         self._tables = tables
@@ -88,8 +88,8 @@ class PrefixFinder:
         )
 
     def fork(self, request: Request, leader: Request) -> Prefix | None:
-        """The prompt that `request` shares with `leader`, less its last token; None when a window has left it, and
-        where there are recurrent layers, whose state is further on."""
+        """The prompt that `request` shares with `leader`, less its last token; None if a window has moved past it, or
+        if there are recurrent layers, whose state is already beyond it."""
         if self._snapshots is not None:
             return None
         num_tokens = request.num_prompt_tokens - 1
@@ -115,7 +115,7 @@ class PrefixFinder:
         return Prefix([entries], device_blocks, len(entries) * self._block_size)
 
     def _within_full(self, hashes: list[BlockHash], *, uses_host: bool) -> int:
-        """Blocks of the longest prefix that every group of full attention offers."""
+        """Number of blocks of the longest prefix that every group of full attention offers."""
         count = len(hashes)
         for table in range(self._tables.count):
             if not self._tables.is_window(table):
@@ -124,7 +124,7 @@ class PrefixFinder:
         return count
 
     def _within_windows(self, hashes: list[BlockHash], count: int, *, uses_host: bool) -> int:
-        """Blocks of the longest prefix that every group with a window offers, `count` at most."""
+        """Number of blocks of the longest prefix that every group with a window offers, at most `count`."""
         table = 0
         while count and table < self._tables.count:
             first = self._tables.first_needed(table, count * self._block_size)
@@ -134,7 +134,7 @@ class PrefixFinder:
         return count
 
     def _missing(self, table: int, hashes: list[BlockHash], indexes: range, *, uses_host: bool) -> int | None:
-        """The first of the blocks at `indexes` that is neither on the device nor in host memory."""
+        """The first block of `indexes` that is neither on the device nor in host memory."""
         cached, key, host = self._pool.get, self._tables.key, self._host
         for index in indexes:
             name = key(table, hashes[index]) if table else hashes[index]
@@ -143,7 +143,7 @@ class PrefixFinder:
         return None
 
     def _longest_state(self, hashes: list[BlockHash], count: int) -> int:
-        """Blocks of the longest prefix that has a state after it, `count` at most."""
+        """Number of blocks of the longest prefix with a state after it, at most `count`."""
         assert self._snapshots is not None
         while count and hashes[count - 1] not in self._snapshots:
             count -= 1

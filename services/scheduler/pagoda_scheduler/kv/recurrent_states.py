@@ -1,4 +1,4 @@
-"""Recurrent states that sequences save, load and share. Knows requests and snapshots; no blocks."""
+"""RecurrentStates: saves, loads and shares recurrent states of sequences. Knows requests and snapshots; no blocks."""
 
 from collections.abc import Container, Mapping, Sequence
 
@@ -12,18 +12,18 @@ from pagoda_scheduler.kv.transfers import Transfers
 class RecurrentStates:
     """Snapshots of the states that a model's recurrent layers have in the worker's slots.
 
-    A state cannot be cut back, so it is worth keeping only where another sequence may begin: at the end of a prompt's
-    last full block, at every multiple of an interval, and where the blocks of other cache groups show that an earlier
-    prompt parts from this one. Prompts are cut into chunks that end there. A snapshot is saved after a step and loaded
-    before one, so it can be found from the next step on; where its tokens are not known yet, when they are.
+    A state cannot be rolled back, so it is kept only where another sequence may begin: at the end of a prompt's last
+    full block, at every multiple of an interval, and where the blocks of other cache groups show that an earlier prompt
+    differs from this one. Prompts are cut into chunks that end there. A snapshot is saved after a step and loaded
+    before one, so it can be found from the next step; if its tokens are not known yet, once they are.
 
-    A beam is snapshot in every step, because its fork, and itself with another token, start from there.
+    A beam's state is saved in every step, because its forks, and the beam itself with another token, start from there.
     """
 
     def __init__(
         self, *, snapshots: StateSnapshots, hasher: BlockHasher, block_size: int, interval: int, is_named: bool
     ) -> None:
-        """`interval`: tokens; `is_named`: states are kept for sequences to find, not for beams alone."""
+        """`interval`: in tokens; `is_named`: keep states that other sequences can find, not only those of beams."""
         self.snapshots = snapshots
         self._hasher = hasher
         self._block_size = block_size
@@ -33,21 +33,21 @@ class RecurrentStates:
         self._saves: list[tuple[int, int]] = []
         """(slot, snapshot) of the next step."""
         self._names: dict[BlockHash, int] = {}
-        """Snapshots of the next step whose tokens are known."""
+        """Snapshots of the next step whose tokens are already known."""
 
     def cut(self, request: Request, start: int, num_new: int) -> int:
-        """How many of `num_new` tokens from position `start` on to compute, so that a state can be kept after them."""
+        """How many of `num_new` tokens from position `start` to compute, so that a state can be kept after them."""
         if not self._is_named or num_new <= 1:
             return num_new
         wanted = (self._last_boundary(request), start - start % self._interval + self._interval, request.branch_point)
         return min((stop - start for stop in wanted if start < stop < start + num_new), default=num_new)
 
     def admit(self, request: Request, name: BlockHash) -> None:
-        """The request begins with a state that can be loaded."""
+        """The request begins with a state that is loaded."""
         self._loads[request] = self.snapshots.load(name)
 
     def save_after(self, scheduled: Mapping[Request, int], ahead: Container[Request]) -> None:
-        """Keep states after the step that computes `scheduled`, which is decided; `ahead`: sequences with drafts."""
+        """Keep states after the step that computes `scheduled`; `ahead`: sequences with drafts."""
         if not self.snapshots.count:
             return
         for request, num_new in scheduled.items():
@@ -68,21 +68,21 @@ class RecurrentStates:
         request.unnamed_states = kept
 
     def can_begin_anew(self, request: Request) -> bool:
-        """Whether the state of everything that the request has computed is held."""
+        """Whether the state after all computed tokens of the request is held."""
         return request.held_state >= 0
 
     def fork(self, parent: Request, child: Request) -> None:
-        """`child` begins where `parent` is, which can."""
+        """`child` begins at the position of `parent`, whose state must be held."""
         child.held_state = parent.held_state
         self.snapshots.hold(child.held_state)
 
     def begin_anew(self, request: Request) -> None:
-        """The request enters its slot, with the next step, from the state that it holds."""
+        """The request enters its slot with the next step, from the state that it holds."""
         self._loads[request] = request.held_state
         self.let_go(request)
 
     def let_go(self, request: Request) -> None:
-        """The request needs the state that it holds no more."""
+        """The request no longer needs the state that it holds."""
         if request.held_state >= 0:
             self.snapshots.release(request.held_state)
             request.held_state = -1
@@ -96,12 +96,12 @@ class RecurrentStates:
         self._loads.pop(request, None)
 
     def forget(self, request: Request) -> None:
-        """What the request has kept is garbage, or for no one."""
+        """Drop the states that the request has kept: they are garbage, or must not be shared."""
         for block_hash in request.block_hashes:
             self.snapshots.forget(block_hash)
 
     def take(self, transfers: Transfers) -> None:
-        """Add the moves of the step that is being sent."""
+        """Add the transfers of the step that is being sent."""
         snapshots = self.snapshots
         transfers.states_to_load = [(snapshot, request.slot) for request, snapshot in self._loads.items()]
         transfers.states_to_save = self._saves
@@ -136,7 +136,7 @@ class RecurrentStates:
             self._names[name] = snapshot
 
     def _save(self, request: Request) -> int:
-        """Copy the request's state after the step to a place that it holds; -1 when there is none."""
+        """Save the request's state after the step in a snapshot that it holds; -1 if none is free."""
         snapshot = self.snapshots.reserve()
         if snapshot is None:
             return -1

@@ -1,4 +1,4 @@
-"""Snapshots of recurrent state: which are free, held or named by content, here and in host memory. No requests."""
+"""StateSnapshots: free, held and named snapshots of recurrent state, on the device and in host memory. No requests."""
 
 from collections import OrderedDict
 
@@ -7,21 +7,21 @@ from pagoda_scheduler.kv.host_cache import HostCache
 
 
 class StateSnapshots:
-    """Numbered places for states, each of them free, held, or named.
+    """Numbered snapshots, each of them free, held, or named.
 
-    A state's name is the hash of the block that it stands after. Named ones are evicted, the least recently used first,
-    to host memory where there is some. A held one belongs to sequences, which are counted, and is not evicted. What a
-    step that is being decided loads is not evicted before that step is sent: moves from the host come before loads.
-    Source: the states of hybrid models in the radix cache of SGLang.
+    A state's name is the hash of the block that precedes it. Named snapshots are evicted, least recently used first, to
+    host memory if there is some. A held snapshot belongs to sequences, which are counted, and is not evicted. Snapshots
+    that a step loads are not evicted before that step is sent, because moves from the host come before loads. Source:
+    the states of hybrid models in the radix cache of SGLang.
     """
 
     def __init__(self, *, num_snapshots: int, num_host_snapshots: int = 0) -> None:
         self.count = num_snapshots
         self.host = HostCache(num_blocks=num_host_snapshots)
         self.swap_out: dict[int, int] = {}
-        """Snapshot by host snapshot, of the next step."""
+        """Swap-outs of the next step: snapshot by host snapshot."""
         self.swap_in: list[tuple[int, int]] = []
-        """(host snapshot, snapshot) of the next step."""
+        """Swap-ins of the next step: (host snapshot, snapshot)."""
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._named: OrderedDict[BlockHash, int] = OrderedDict()
         self._holders: dict[int, int] = {}
@@ -29,7 +29,7 @@ class StateSnapshots:
 
     @property
     def num_named(self) -> int:
-        """Those that can be found, on the device."""
+        """Named snapshots on the device."""
         return len(self._named)
 
     def __contains__(self, name: BlockHash) -> bool:
@@ -37,7 +37,7 @@ class StateSnapshots:
         return name in self._named or (name in self.host and self._can_take())
 
     def load(self, name: BlockHash) -> int:
-        """The snapshot of a state that can be loaded; it comes from the host first if need be."""
+        """The snapshot of a state that can be loaded; it is swapped in if needed."""
         if name not in self._named:
             host_snapshot = self.host.find(name)
             snapshot = self._take()
@@ -49,32 +49,32 @@ class StateSnapshots:
         return self._named[name]
 
     def use(self, name: BlockHash) -> bool:
-        """Whether there is such a state on the device; it counts as used now."""
+        """Whether the state is on the device; marks it as used now."""
         if name not in self._named:
             return False
         self._named.move_to_end(name)
         return True
 
     def reserve(self) -> int | None:
-        """A place for a new state, held once; None when all are held or read."""
+        """A snapshot for a new state, held once; None if all are held or read."""
         snapshot = self._take()
         if snapshot is not None:
             self._holders[snapshot] = 1
         return snapshot
 
     def hold(self, snapshot: int) -> None:
-        """One more sequence holds it."""
+        """One more sequence holds the snapshot."""
         self._holders[snapshot] += 1
 
     def release(self, snapshot: int) -> None:
-        """One sequence less holds it; free after the last."""
+        """One sequence less holds the snapshot; it is free after the last."""
         self._holders[snapshot] -= 1
         if self._holders[snapshot] == 0:
             del self._holders[snapshot]
             self._free.append(snapshot)
 
     def name(self, snapshot: int, name: BlockHash) -> None:
-        """Its only holder gives it up, for all to find."""
+        """Its only holder gives the snapshot a name, under which all sequences can find it."""
         if self.use(name):
             self.release(snapshot)
             return
@@ -82,25 +82,25 @@ class StateSnapshots:
         self._named[name] = snapshot
 
     def forget(self, name: BlockHash) -> None:
-        """Nothing finds the state any more, on the device or on the host."""
+        """Remove the state's name, on the device and on the host."""
         if (snapshot := self._named.pop(name, None)) is not None:
             self._free.append(snapshot)
         self.host.discard(name)
 
     def clear(self) -> None:
-        """Forget every named state."""
+        """Drop every named state."""
         self._free += self._named.values()
         self._named.clear()
         self.host.clear()
 
     def end_step(self) -> None:
-        """The step is on its way, with all its moves."""
+        """The step is sent, with all its transfers."""
         self.swap_out, self.swap_in = {}, []
         self._pinned.clear()
         self.host.end_step()
 
     def compact(self) -> None:
-        """Move the hashes together, as `BlockPool.compact` does."""
+        """Copy the hashes into new memory, as `BlockPool.compact` does."""
         self._named = OrderedDict((bytes(memoryview(name)), snapshot) for name, snapshot in self._named.items())
         self.host.compact()
 
@@ -119,7 +119,7 @@ class StateSnapshots:
         return None
 
     def check_invariants(self) -> None:
-        """Assert that every place is in exactly one state (for tests)."""
+        """Assert that every snapshot is in exactly one state (for tests)."""
         places = [*self._free, *self._named.values(), *self._holders]
         assert sorted(places) == list(range(self.count))
         assert all(count > 0 for count in self._holders.values())

@@ -1,7 +1,7 @@
-"""Whether moving a block to the host and back costs less than computing its tokens again, by what steps have taken."""
+"""SwapCost: whether swapping a block out and in is cheaper than recomputing its tokens, by measured step times."""
 
 MIN_PREFILL_TOKENS = 64
-"""Steps with fewer tokens tell nothing about the cost of a prompt token."""
+"""Minimum tokens of a step whose time says something about the cost of a prompt token."""
 
 
 class SwapCost:
@@ -14,7 +14,7 @@ class SwapCost:
         self._prefill_ns_per_token = 0.0
 
     def add(self, *, forward_ns: int, num_tokens: int) -> bool | None:
-        """Take a step's forward time; whether swapping is cheaper now, None when the step tells nothing."""
+        """Add a step's forward time; returns whether swapping is cheaper now, or None if the step is too small."""
         if num_tokens < MIN_PREFILL_TOKENS:
             return None
         per_token, smoothed = forward_ns / num_tokens, self._prefill_ns_per_token

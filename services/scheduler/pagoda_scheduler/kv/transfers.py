@@ -1,4 +1,4 @@
-"""Moves of blocks and states that go with the next step. Plain data."""
+"""Transfers of blocks and states in the next step. Plain data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Transfers:
-    """Moves that go with the next step, in the order in which the worker does them."""
+    """Transfers in the next step, in the order in which the worker does them."""
 
     swap_out: dict[int, int] = field(default_factory=dict)
-    """Device block by host block: one that changes hands within a step takes the last content only."""
+    """Device block by host block: a host block that is reused within a step gets only the last content."""
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block)"""
     copy: dict[int, int] = field(default_factory=dict)
-    """Source by target, both device blocks."""
+    """Source by target; both are device blocks."""
     states_to_load: Sequence[tuple[int, int]] = ()
     """(snapshot, slot)"""
     states_to_save: Sequence[tuple[int, int]] = ()

@@ -1,4 +1,4 @@
-"""The scheduler's own Prometheus metrics: where each step's time goes, how much it computes, how each group fares."""
+"""The scheduler's own Prometheus metrics: durations and sizes of steps, and the state of each group."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.observability.timeline import Timeline
 
 STAGES = ("schedule", "encode", "wire", "queue", "prepare", "forward", "sample", "decode", "deliver")
-"""In the order of a step's life. queue, prepare, forward and sample are in the worker; wire is both ways."""
+"""Stages of a step, in order. queue, prepare, forward and sample are in the worker; wire is both ways."""
 _SECONDS = (
     *(0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
@@ -24,7 +24,7 @@ _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class HistogramTimeline(Timeline):
-    """Keeps every step in histograms."""
+    """Records every step in histograms."""
 
     def __init__(self, *, registry: CollectorRegistry, model_name: str = "") -> None:
         text = "Time of one stage of a step."
@@ -50,14 +50,14 @@ class HistogramTimeline(Timeline):
             self._moved["swap_out"].inc(len(output.blocks_to_swap_out))
             self._moved["swap_in"].inc(len(output.blocks_to_swap_in))
             self._moved["copy"].inc(len(output.blocks_to_copy))
-        if output.states_to_load or output.states_to_save:  # what is swapped is loaded, or gives its place to a save
+        if output.states_to_load or output.states_to_save:  # a swapped state is loaded, or makes room for a save
             self._moved_states["load"].inc(len(output.states_to_load))
             self._moved_states["save"].inc(len(output.states_to_save))
             self._moved_states["swap_out"].inc(len(output.states_to_swap_out))
             self._moved_states["swap_in"].inc(len(output.states_to_swap_in))
 
     def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
-        """A step's result was taken and delivered in `deliver_ns` nanoseconds."""
+        """A step's result was applied and delivered in `deliver_ns` nanoseconds."""
         self._sampled.inc(len(output.token_ids))
         stages, timings = self._stages, output.timings
         stages["deliver"].observe(deliver_ns / 1e9)
@@ -72,13 +72,13 @@ class HistogramTimeline(Timeline):
 
 
 class GroupCollector(Collector):
-    """Each worker group that has registered: its state, and its load while it steps."""
+    """Collects the state of each registered worker group, and its load while it serves."""
 
     def __init__(self, *, groups: WorkerGroups) -> None:
         self._groups = groups
 
     def collect(self) -> Iterator[Metric]:
-        """Called for every scrape, on whatever thread."""
+        """Called for every scrape, on any thread."""
         groups = [group for _, group in sorted(self._groups.groups.copy().items())]
         info = GaugeMetricFamily(
             "pagoda:group_info", "A registered group; the value is 1.", labels=("group", "state", "device")
@@ -101,14 +101,14 @@ class GroupCollector(Collector):
 
 
 class LoraCollector(Collector):
-    """vLLM's metric of adapters: whose sequences run, and whose wait."""
+    """vLLM's metric of adapters with running and with waiting sequences."""
 
     def __init__(self, *, groups: WorkerGroups, max_loras: int) -> None:
         self._groups = groups
         self._max_loras = max_loras
 
     def collect(self) -> Iterator[Metric]:
-        """Called for every scrape, on whatever thread."""
+        """Called for every scrape, on any thread."""
         cores = [group.core for group in self._groups.groups.copy().values() if group.core is not None]
         running = _adapter_names(request for core in cores for request in core.scheduler.running.copy())
         waiting = _adapter_names(request for core in cores for request in core.scheduler.waiting)
@@ -122,7 +122,7 @@ class LoraCollector(Collector):
 
 
 def _adapter_names(requests: Iterable[Request]) -> str:
-    """Each once, with commas between."""
+    """The names without duplicates, separated by commas."""
     return ",".join(sorted({request.lora.name for request in requests if request.lora is not None}))
 
 

@@ -1,4 +1,4 @@
-"""Spans of a request that has ended, from the timestamps that were noted: submit, queue, prefill chunks, decode."""
+"""Makes the spans of an ended request from recorded timestamps: submit, queue, prefill chunks, decode."""
 
 from pagoda_common.metrics.tracing import Span, Tracer, Value
 from pagoda_scheduler.core.step import StepTimings
@@ -9,12 +9,12 @@ class SpanMaker:
     """Makes a sequence's spans at its end."""
 
     def __init__(self, *, tracer: Tracer, has_details: bool) -> None:
-        """`has_details`: with a span for the worker's share of each chunk."""
+        """`has_details`: add a span for the worker's part of each chunk."""
         self._tracer = tracer
         self._has_details = has_details
 
     def __call__(self, trace: RequestTrace) -> None:
-        """Give `trace` to the collector: below the frontend's span, whose process has another clock but one time."""
+        """Send `trace` to the collector, as children of the frontend's span."""
         request = trace.request
         arrival_ns = min(request.arrival_ns or trace.submitted_ns, trace.submitted_ns)
         whole = self._tracer.start(
@@ -71,7 +71,7 @@ class SpanMaker:
 
 
 def _add_worker(span: Span, chunk: PrefillChunk, timings: StepTimings) -> None:
-    """The worker's share of a chunk, whose answer took half of the way back; its clock is not asked."""
+    """The worker's part of a chunk, estimated without the worker's clock: the answer took half of the wire time."""
     spent_ns = timings.queue_ns + timings.compute_ns
     end_ns = max(chunk.start_ns, chunk.end_ns - timings.decode_ns - timings.wire_ns // 2)
     start_ns = max(chunk.start_ns, end_ns - spent_ns)

@@ -1,6 +1,6 @@
-"""Notes when what happened to requests whose trace is sampled: timestamps only. No OpenTelemetry, no gRPC.
+"""Records timestamps of requests whose trace is sampled.
 
-What is not sampled is not in here; while nothing is, a step pays for one test.
+No OpenTelemetry, no gRPC. Requests that are not sampled are not kept; without sampled ones, a step costs one test.
 """
 
 import time
@@ -19,11 +19,11 @@ class PrefillChunk:
     step: int
     start_ns: int
     num_tokens: int
-    """Computed, what came from the cache left out."""
+    """Computed tokens, without cached ones."""
     is_last: bool
-    """The step samples a token after it."""
+    """Whether the step samples a token after the chunk."""
     end_ns: int = 0
-    """0: it was never answered."""
+    """0: the step was never answered."""
     timings: StepTimings | None = None
 
 
@@ -35,17 +35,17 @@ class RequestTrace:
     traceparent: str
     """The frontend's span."""
     submitted_ns: int
-    """When the scheduler took it in."""
+    """Time at which the scheduler accepted it."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     events: list[tuple[str, int]] = field(default_factory=list)
-    """Its events with their times."""
+    """Its events and their times."""
     first_token_ns: int = 0
     end_ns: int = 0
     num_computed: int = 0
-    """Computed tokens as of the last step."""
+    """Number of computed tokens after the last step."""
     num_preemptions: int = 0
     target: int = 0
-    """Tokens that had to be computed at its last admission: what goes beyond them is decoding."""
+    """Number of tokens to compute at its last admission; further tokens are decoding."""
 
 
 class Traces:
@@ -65,7 +65,7 @@ class Traces:
             self._open[request] = RequestTrace(request, traceparent, now_ns)
 
     def end(self, requests: Iterable[Request]) -> None:
-        """These have ended; unknown ones are ignored."""
+        """These sequences have ended; unknown ones are ignored."""
         for request in requests:
             trace = self._open.pop(request, None)
             if trace is not None:
@@ -73,19 +73,19 @@ class Traces:
                 self._on_end(trace)
 
     def lose(self, requests: Iterable[Request]) -> None:
-        """The worker of these is lost: what was computed of them is gone."""
+        """The worker of these sequences is lost, with all that was computed."""
         for request in requests:
             if (trace := self._open.get(request)) is not None:
                 trace.events.append(("worker lost", time.time_ns()))
                 trace.num_computed = 0
 
     def forget(self, requests: Iterable[Request]) -> None:
-        """These were not accepted."""
+        """These sequences were not accepted."""
         for request in requests:
             self._open.pop(request, None)
 
     def scheduled(self, step: int) -> list[tuple[RequestTrace, PrefillChunk]]:
-        """A step was decided just now: the parts of prompts that are in it."""
+        """A step was just decided: record its prompt chunks."""
         now_ns, found = time.time_ns(), []
         for trace in self._open.values():
             request = trace.request
@@ -108,7 +108,7 @@ class Traces:
 
 
 class TracedTimeline(Timeline):
-    """The timeline of one worker group, with notes for the traces of what runs there."""
+    """The timeline of one worker group, which also records its steps in traces."""
 
     def __init__(self, *, inner: Timeline, traces: Traces) -> None:
         self._inner = inner
@@ -122,7 +122,7 @@ class TracedTimeline(Timeline):
             self._in_flight[output.step] = found
 
     def answered(self, output: ModelRunnerOutput) -> None:
-        """A step's result is there; it is taken and delivered next."""
+        """A step's result has arrived; it is applied and delivered next."""
         self._inner.answered(output)
         if self._in_flight:
             now_ns = time.time_ns()
@@ -132,5 +132,5 @@ class TracedTimeline(Timeline):
                     trace.first_token_ns = now_ns
 
     def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
-        """A step's result was taken and delivered in `deliver_ns` nanoseconds."""
+        """A step's result was applied and delivered in `deliver_ns` nanoseconds."""
         self._inner.delivered(output, deliver_ns)

@@ -1,1 +1,1 @@
-"""The scheduler's services and clients: messages to domain types and back. Decides nothing."""
+"""The scheduler's gRPC services and clients: convert messages to domain types and back. Decides nothing."""

@@ -1,4 +1,4 @@
-"""Requests that outlive their frontend, as messages: what is kept of them, and what an adopter receives."""
+"""Messages for requests that outlive their frontend: the stored form, and the form for the adopting frontend."""
 
 from pagoda.v1 import scheduler_pb2
 from pagoda_common.engine.convert import FINISH_NUMBERS, token_ids_to_bytes

@@ -1,4 +1,4 @@
-"""Steps to worker messages, and results back. Pure functions."""
+"""Converts steps to worker messages, and results back. Pure functions."""
 
 import time
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ def cache_groups_from_proto(info: types_pb2.ModelInfo) -> tuple[CacheGroup, ...]
     """The model's cache groups.
 
     Raises:
-        ConfigError: a group is not one that this scheduler knows: the worker is newer.
+        ConfigError: this scheduler does not know a group's kind, because the worker is newer.
     """
     groups = []
     for index, message in enumerate(info.cache_groups):
@@ -120,7 +120,7 @@ def cache_groups_from_proto(info: types_pb2.ModelInfo) -> tuple[CacheGroup, ...]
 
 
 class StepEncoder:
-    """Makes ExecuteModelRequests; leaves out what the worker knows from the step before."""
+    """Makes ExecuteModelRequests; leaves out data that the worker knows from the step before."""
 
     def __init__(self, *, session_epoch: int, worker_incarnation: int) -> None:
         self._session_epoch = session_epoch
@@ -201,7 +201,7 @@ def model_runner_output_from_proto(
     """A worker's answer as plain data.
 
     Args:
-        encode_ns, round_trip_ns: what the caller measured of the step; goes into the timings.
+        encode_ns, round_trip_ns: measured by the caller, for the timings.
     """
     started_ns = time.perf_counter_ns()
     in_worker = message.timings
@@ -232,7 +232,7 @@ def _prompt_logprobs(message: worker_pb2.PromptLogprobs) -> PromptLogprobRows:
 
 
 def _embeddings(message: worker_pb2.PooledColumns) -> dict[int, bytes]:
-    """By slot."""
+    """Embeddings by slot."""
     slots = np.frombuffer(message.slots, dtype="<u2").tolist()
     if message.counts:
         ends = np.cumsum(np.frombuffer(message.counts, dtype=U32), dtype=np.int64) * F32.itemsize
@@ -243,7 +243,7 @@ def _embeddings(message: worker_pb2.PooledColumns) -> dict[int, bytes]:
 
 
 def logprob_rows_from_proto(message: types_pb2.LogprobColumns) -> LogprobRows:
-    """Columns as arrays over the message's own memory."""
+    """Columns as arrays over the message's memory."""
     return LogprobRows(
         rows=np.frombuffer(message.rows, dtype=U32),
         counts=np.frombuffer(message.counts, dtype=U32),

@@ -1,4 +1,4 @@
-"""A submitted request as the sequences that the engine computes. Pure functions."""
+"""Converts a submitted request to the engine's sequences. Pure functions."""
 
 import secrets
 import time
@@ -26,11 +26,12 @@ from pagoda_scheduler.core.request import Request, RequestStatus
 from pagoda_scheduler.engine.sink import Sink
 
 MAX_BEAM_WIDTH = 256
-"""Widest beam search of an engine with fewer slots, in which beams take turns."""
+"""Maximum beam width of an engine with fewer slots, in which beams take turns."""
 UNKNOWN_MODEL_LEN = 2**31
-"""Context while no group has loaded the model; the real bound is applied when a group takes the request."""
+"""Bound on the context while no group has loaded the model; the model's bound is applied when a group takes the
+request."""
 UNKNOWN_VOCAB_SIZE = 2**31
-"""Vocabulary while no group has loaded the model: all of it is more than any bound."""
+"""Vocabulary size while no group has loaded the model: larger than any bound."""
 
 
 def requests_from_proto(
@@ -43,10 +44,10 @@ def requests_from_proto(
 
     Raises:
         InvalidRequest: a field is wrong.
-        PagodaError: the model cannot do it.
+        PagodaError: the model does not support the request.
     """
     pooling = _pooling(message, model_info)
-    # The one token that a sequence which is pooled seems to wait for is its embedding.
+    # A pooled sequence has max_tokens 1, which stands for its embedding.
     params = sampling_params_from_proto(message.sampling_params) if pooling is None else POOLED
     prompt = token_array_from_bytes(message.prompt_token_ids)
     if not message.request_id:
@@ -100,16 +101,16 @@ def requests_from_proto(
 
 
 def _params_of(index: int, params: SamplingParams, seed: int) -> SamplingParams:
-    """Parameters of one of n sequences: a seed of its own, and the prompt's log probabilities once."""
+    """Parameters of one of n sequences: each has its own seed; only the first has prompt log probabilities."""
     prompt_logprobs = None if index else params.prompt_logprobs
     return params.with_changes(n=1, seed=(seed + index) % 2**64, prompt_logprobs=prompt_logprobs)
 
 
 def _finish_resumed(sequences: list[Request], resumed: Sequence[scheduler_pb2.ResumeSequence]) -> None:
-    """Mark the sequences that have ended already.
+    """Mark the resumed sequences that have already ended.
 
     Raises:
-        InvalidRequest: all have.
+        InvalidRequest: all have ended.
     """
     for sequence, known in zip(sequences, resumed, strict=False):
         if known.is_finished:
@@ -126,7 +127,7 @@ def _pooling(message: scheduler_pb2.SubmitRequest, model_info: types_pb2.ModelIn
     if message.HasField("beam_search"):
         raise InvalidRequest("a request with pooling cannot have beam_search", field="beam_search")
     if model_info is not None and not model_info.embedding_size:
-        raise PagodaError("the worker does not pool", code=Code.UNIMPLEMENTED)
+        raise PagodaError("the worker does not support pooling", code=Code.UNIMPLEMENTED)
     params = pooling_params_from_proto(message.pooling)
     known = () if model_info is None else tuple(model_info.pooling_tasks)
     if params.task is not None and known and message.pooling.task not in known:

@@ -1,4 +1,4 @@
-"""Our side of a whole worker group: its bring-up, and its ranks as one for the step loop."""
+"""GroupClient: the client of a worker group, which brings it up and joins its ranks for the step loop."""
 
 import asyncio
 import logging
@@ -34,8 +34,8 @@ class BroughtUp:
 class GroupClient:
     """The clients of all ranks, rank 0 first (an engine_core.Executor).
 
-    Every rank gets every step, and the result of a step is rank 0's once all have answered it: so a rank that fails,
-    hangs or goes away is noticed as the only worker of a group would be.
+    Every rank gets every step, and the result of a step is rank 0's once all ranks have answered: so a rank that fails,
+    hangs or disconnects is detected like a group's only worker.
     """
 
     def __init__(self, ranks: Sequence[WorkerClient]) -> None:
@@ -46,13 +46,13 @@ class GroupClient:
         """InitDevice, LoadModel, DetermineNumAvailableBlocks, InitializeCache on every rank, then the Execute streams.
 
         Args:
-            weights: to be held instead of the model's own.
+            weights: to load instead of the model's own.
 
         Raises:
-            PagodaError: a rank refused, failed or went away.
-            ConfigError: the model keeps what this scheduler does not know.
+            PagodaError: a rank refused, failed or disconnected.
+            ConfigError: the model has cache groups that this scheduler does not know.
         """
-        # Rank 0 says where the ranks meet; they do so in LoadModel.
+        # Rank 0 reports where the ranks meet, which they do in LoadModel.
         rendezvous = await self._leader.init_device(config, weights)
         await _all(rank.init_device(config, weights, rendezvous=rendezvous) for rank in self._others)
         info, *_ = await _all(rank.load_model() for rank in self._ranks)
@@ -92,23 +92,23 @@ class GroupClient:
         return result
 
     async def hold_constraint(self, params: StructuredOutputsParams) -> None:
-        """Have rank 0, which samples for all, compile a constraint and keep it.
+        """Make rank 0, which samples for all ranks, compile a constraint and keep it.
 
         Raises:
-            InvalidRequest: it cannot be compiled.
-            PagodaError: the worker went away.
+            InvalidRequest: the constraint cannot be compiled.
+            PagodaError: the worker disconnected.
         """
         await self._leader.hold_constraint(params)
 
     def release_constraint(self, params: StructuredOutputsParams) -> None:
-        """It need not be kept."""
+        """Release a constraint."""
         self._leader.release_constraint(params)
 
     async def add_lora(self, number: int, adapter: LoraAdapter) -> None:
-        """Have every rank read an adapter.
+        """Load an adapter in every rank.
 
         Raises:
-            PagodaError: a rank cannot use it, or does not answer.
+            PagodaError: a rank cannot use the adapter, or does not answer.
         """
         await _all(rank.add_lora(number, adapter) for rank in self._ranks)
 
@@ -119,7 +119,7 @@ class GroupClient:
 
 
 def _sizes_of_all(available: Sequence[CacheSizes], *, num_blocks: int | None) -> CacheSizes:
-    """Blocks that fit on every rank; `num_blocks` overrides the number."""
+    """The blocks that fit on every rank; `num_blocks` overrides the number."""
     return CacheSizes(
         num_blocks=num_blocks or min(sizes.num_blocks for sizes in available),
         num_host_blocks=min(sizes.num_host_blocks for sizes in available),
@@ -141,7 +141,7 @@ def _log_sizes(sizes: CacheSizes, groups: Sequence[CacheGroup], *, block_size: i
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Every result; the first failure cancels the other calls.
+    """All results; the first failure cancels the other calls.
 
     Raises:
         PagodaError: that failure.

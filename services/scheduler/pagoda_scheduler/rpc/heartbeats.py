@@ -1,4 +1,4 @@
-"""The messages of a worker's registration, and the silence between them. Knows no group, no engine."""
+"""Reads the messages of a worker's registration, and detects silence. Knows no group, no engine."""
 
 import asyncio
 import time
@@ -8,25 +8,25 @@ from typing import TypeVar
 from pagoda_common.errors import NotReady
 
 TIMEOUT_S = 10.0
-"""A worker that was silent for so long is lost. They send a heartbeat every second."""
+"""Seconds of silence after which a worker is lost. Workers send a heartbeat every second."""
 IDLE_TIMEOUT_S = 3.0
-"""The same for one that has nothing to do: no step can be late there, and nothing keeps it from its heartbeats."""
+"""The same for an idle worker: no step can be late there, and nothing delays its heartbeats."""
 TICK_S = 0.25
 MAX_TICK_S = 0.5
-"""Time that counts between two looks. This process may itself have been stopped or starved: then heartbeats lie in its
-socket, and the worker is not to blame."""
+"""Maximum time that counts between two checks. This process may itself have been stopped or starved: then heartbeats
+wait in its socket, and the worker is not to blame."""
 
 Message = TypeVar("Message")
 
 
 async def in_time(messages: AsyncIterator[Message], is_idle: Callable[[], bool]) -> AsyncGenerator[Message]:
-    """Messages as they come, to their end.
+    """Messages as they come, until the stream ends.
 
     Args:
-        is_idle: whether the worker has nothing to do.
+        is_idle: returns whether the worker is idle.
 
     Raises:
-        NotReady: none came for too long.
+        NotReady: no message came for too long.
     """
     while True:
         arriving = asyncio.ensure_future(_next(messages))

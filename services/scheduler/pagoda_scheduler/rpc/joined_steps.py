@@ -1,18 +1,18 @@
-"""Several steps' news for one frontend as one message. Knows the message; no window and no connection."""
+"""Joins several steps' messages for one frontend into one. Knows the message; no window and no connection."""
 
 from pagoda.v1 import scheduler_pb2
 
 MAX_JOINED_BYTES = 64 * 1024
-"""A message that has grown beyond this takes no more: each addition copies it."""
+"""Bytes above which nothing is added to a message, because each addition copies it."""
 _JOINED = {"session_epoch", "step", "slots", "offsets", "token_ids", "admitted", "finished", "load"}
-"""Fields of messages that may be joined; a message with any other goes alone."""
+"""Fields of messages that may be joined; a message with any other field is sent alone."""
 
 
 def join_steps(first: scheduler_pb2.SchedulerMessage, second: scheduler_pb2.SchedulerMessage) -> bool:
-    """Add `second`, which follows `first`, to it; False where they must stay apart.
+    """Add `second` to `first`, which precedes it; False if they cannot be joined.
 
-    A slot then stands several times in the columns, its tokens in order: as where a step gives a sequence several. No
-    slot that ends in `first` can begin again in `second`: its frontend does not know of the end yet.
+    A slot then occurs several times in the columns, its tokens in order, as in a step that gives a sequence several
+    tokens. A slot that ends in `first` cannot be reused in `second`, because its frontend does not know of the end yet.
     """
     if first.ByteSize() > MAX_JOINED_BYTES or not (_is_plain(first) and _is_plain(second)):
         return False

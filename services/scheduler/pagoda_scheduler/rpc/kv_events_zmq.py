@@ -21,10 +21,10 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
 def start_kv_events(engine: Engine) -> "ZmqPublisher | None":
-    """Let `engine` make the events that its config asks for; returns the publisher, if they are published.
+    """Enable the events that the config of `engine` asks for; returns the publisher, if there is one.
 
     Raises:
-        ConfigError: they cannot be.
+        ConfigError: they cannot be published.
     """
     config = kv_events_config(engine.config.cache.kv_events_config)
     if not config.enable_kv_cache_events:
@@ -39,7 +39,7 @@ def start_kv_events(engine: Engine) -> "ZmqPublisher | None":
 
 
 class ZmqPublisher:
-    """Every batch of a log on a PUB socket; a ROUTER socket repeats what a subscriber has missed."""
+    """Publishes every batch of a log on a PUB socket; a ROUTER socket replays batches that a subscriber has missed."""
 
     def __init__(self, log: KVEventLog, config: KVEventsConfig, *, block_size: int) -> None:
         """Raises ConfigError when an endpoint cannot be bound."""
@@ -75,14 +75,14 @@ class ZmqPublisher:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        # The context waits for sockets that it does not know, such as the router, which is of its shadow.
+        # The context would wait for sockets that it does not know: the router belongs to its shadow.
         for socket in (self._router, self._publisher):
             if socket is not None:
                 socket.close(linger=0)
         self._context.term()
 
     def _publish(self, batch: EventBatch) -> None:
-        # A PUB socket never blocks: what a slow subscriber cannot take is dropped, and seen by its number.
+        # A PUB socket never blocks: a slow subscriber misses batches, and notices that by their numbers.
         self._publisher.send_multipart((self._topic, _number(batch.sequence), self._encode(batch)))
 
     async def _answer(self, router: "zmq.asyncio.Socket") -> None:

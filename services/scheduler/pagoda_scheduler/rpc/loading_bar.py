@@ -1,24 +1,24 @@
-"""LoadingBar: what the log says while a worker reads weights. Knows bytes and time; no worker."""
+"""LoadingBar: log lines for the progress of loading weights. Knows bytes and time; no worker."""
 
 import time
 from collections.abc import Callable
 
 STEPS = 10
-"""Lines of one load, at most."""
+"""Maximum number of lines for one load."""
 
 
 class LoadingBar:
-    """One load of one worker."""
+    """The progress of one load by one worker."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds."""
         self._clock = clock
         self._started = clock()
-        """When the worker was last known to read nothing yet: it may have had kernels to compile before."""
+        """Time at which the worker was last known to have read nothing: it may compile kernels first."""
         self._steps = 0
 
     def advance(self, loaded: int, total: int) -> str | None:
-        """A line for the log, or None: there is nothing new to say.
+        """A line for the log, or None if there is nothing new.
 
         Args:
             loaded, total: bytes of the files; total is 0 until they are known.

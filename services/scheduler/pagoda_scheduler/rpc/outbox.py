@@ -1,4 +1,4 @@
-"""Messages on their way to one reader, and how many it has not taken yet. Knows no request."""
+"""Outbox: queues messages for one reader and counts those that it has not read yet. Knows no request."""
 
 import asyncio
 from collections import deque
@@ -11,36 +11,36 @@ from google.protobuf.message import Message as ProtoMessage
 from pagoda_common.errors import PagodaError, QueueFull
 
 MAX_UNTAKEN = 1024
-"""Messages that a reader may have before it, not taken yet; then what it waits for is parked. Some seconds of steps."""
+"""Maximum number of unread messages of a reader, some seconds of steps; then its requests are parked."""
 MAX_UNTAKEN_BYTES = 32 * 1024 * 1024
-"""The same in bytes: log probabilities of a whole vocabulary are large."""
+"""The same bound in bytes, because log probabilities of a whole vocabulary are large."""
 DEFAULT_ACKNOWLEDGES_EVERY = 64
-"""Of readers that acknowledge and do not say how often."""
+"""Acknowledgement interval, in messages, of readers that do not say theirs."""
 MAX_BACKLOG = 20_000
-"""A reader that makes answers and does not take them is cut off: what it asks for itself cannot be parked."""
+"""Maximum backlog before a reader is disconnected: answers to its own calls cannot be parked."""
 
 Message = TypeVar("Message", bound=ProtoMessage)
 
 
 @dataclass(slots=True)
 class _Untaken:
-    """A message that was not taken."""
+    """A message that was not read yet."""
 
     num_bytes: int
-    """About, where others were joined to it."""
+    """Approximate bytes, if others were joined to it."""
     num_messages: int = 1
-    """That were put."""
+    """Number of messages that it combines."""
 
 
 class Outbox(Generic[Message]):
     """Messages to one reader, in order, with a credit window.
 
-    At most twice as many messages as a reader acknowledges at a time are on their way to it. Later ones are joined
-    while they wait: a reader that is short of processor time takes many steps at the cost of one, and what is new waits
-    for few messages, not for all.
+    At most twice as many messages as a reader acknowledges at a time are in flight. Later ones are joined while they
+    wait: a reader that is short of processor time reads many steps at the cost of one, and a new message waits for few
+    others.
 
     A message counts until the reader has acknowledged it. For a reader that never does, it counts until the connection
-    has taken it: what lies in the connection's own buffers (some hundred KB) is not seen then.
+    has taken it; the connection's own buffers (some hundred KB) are then not counted.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Outbox(Generic[Message]):
     ) -> None:
         """
         Args:
-            on_room: called when the window was full, and half of it is free again.
-            join: adds the second message to the first, which is not on its way yet; whether it has.
+            on_room: called when the window was full and half of it is free again.
+            join: adds the second message to the first, which is not sent yet; returns whether it did.
         """
         self._messages: deque[Message] = deque()
-        """Those that are not on their way."""
+        """Messages that are not sent yet."""
         self._join = join
         self._wake = asyncio.Event()
         self._error: PagodaError | None = None
@@ -63,19 +63,19 @@ class Outbox(Generic[Message]):
         self._on_room = on_room
         self._untaken: deque[_Untaken] = deque()
         self._num_untaken = 0
-        """Messages that were put, joined ones included."""
+        """Number of messages that were put, joined ones included."""
         self._num_untaken_bytes = 0
         self._num_sent = 0
         self._num_taken = 0
         self._was_full = False
         self.is_acknowledged = False
-        """The reader acknowledges."""
+        """Whether the reader acknowledges messages."""
         self.acknowledges_every = DEFAULT_ACKNOWLEDGES_EVERY
         """Messages."""
 
     @property
     def is_full(self) -> bool:
-        """The reader does not keep up. Messages are still taken in, but there should be no more."""
+        """Whether the reader is too slow. Messages are still accepted, but callers should send no more."""
         return self._num_untaken > MAX_UNTAKEN or self._num_untaken_bytes > MAX_UNTAKEN_BYTES
 
     @property
@@ -85,7 +85,8 @@ class Outbox(Generic[Message]):
 
     @property
     def _may_join(self) -> bool:
-        """Whether the last message takes one more. What a reader acknowledges at a time is a quarter of the window."""
+        """Whether one more message may be joined to the last one. A reader acknowledges a quarter of the window at a
+        time."""
         most = MAX_UNTAKEN // (4 * self.acknowledges_every)
         return self.is_acknowledged and bool(self._untaken) and self._untaken[-1].num_messages < most
 
@@ -109,7 +110,7 @@ class Outbox(Generic[Message]):
         self._wake.set()
 
     def acknowledge(self, num_messages: int) -> None:
-        """The reader has taken so many since the beginning."""
+        """The reader has read `num_messages` messages since the beginning."""
         while self._num_taken < num_messages and self._untaken:
             self._num_taken += 1
             taken = self._untaken.popleft()
@@ -124,7 +125,7 @@ class Outbox(Generic[Message]):
                 self._on_room()
 
     def close(self, error: PagodaError | None = None) -> None:
-        """End the stream after what waits, with `error` if given."""
+        """End the stream after the queued messages, with `error` if given."""
         self._is_closed = True
         self._error = self._error or error
         self._wake.set()

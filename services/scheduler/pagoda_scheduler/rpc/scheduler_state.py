@@ -15,9 +15,9 @@ class SchedulerState:
         self._engine = engine
         self._groups = groups
         self.adapters = AdapterList(config=engine.config.lora, on_change=self._take_adapters)
-        """Those that requests may name."""
+        """Adapters that requests may name."""
         self.loras = self._lora_list()
-        """The list as a message, another one whenever it changes; None: requests may have none."""
+        """The list as a message, replaced when it changes; None: adapters are off."""
 
     def _take_adapters(self) -> None:
         self.loras = self._lora_list()
@@ -38,7 +38,7 @@ class SchedulerState:
         return self._groups.model_info
 
     def load(self) -> types_pb2.EngineLoad:
-        """Load now."""
+        """The current load."""
         load = self._engine.load()
         message = types_pb2.EngineLoad(
             num_running_reqs=load.num_running_reqs,

@@ -1,4 +1,4 @@
-"""The Scheduler service over gRPC: reads messages into domain types, calls the engine, writes the replies."""
+"""The Scheduler gRPC service: reads messages into domain types, calls the engine, writes the replies."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
-        """One frontend's stream; when it ends, what the frontend had open is aborted."""
+        """One frontend's stream; when it ends, the frontend's open requests are aborted."""
         sink = SessionSink(state=self._state, on_room=self._engine.unpark)
         sink.hello(self._version)
         self._engine.sinks.add(sink)
@@ -101,10 +101,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         elif kind == "hello":
             sink.outbox.is_acknowledged = message.hello.acknowledges
             sink.outbox.acknowledges_every = message.hello.acknowledges_every or DEFAULT_ACKNOWLEDGES_EVERY
-            if message.hello.loras.session_epoch != self._state.session_epoch:  # otherwise it is the list that we sent
+            if message.hello.loras.session_epoch != self._state.session_epoch:  # else it is our own list
                 self._adapters.learn(map(lora_adapter_from_proto, message.hello.loras.adapters))
             log_life(logger, "frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
-        elif kind is not None:  # None is a message that a later version has, and that can be done without
+        elif kind is not None:  # None: an optional message of a later version
             raise InvalidRequest(f"unexpected message {kind}", field="message")
 
     async def Generate(
@@ -135,11 +135,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             self._engine.close_sink(sink)
 
     def _settle_adapter(self, message: scheduler_pb2.SubmitRequest) -> None:
-        """Have all of a request's adapter in its message, where it names one.
+        """Complete the adapter in a request's message, if it names one.
 
         Raises:
-            NotFound: it is named alone, and not listed.
-            InvalidRequest: requests may have none.
+            NotFound: the adapter has only a name, which is not listed.
+            InvalidRequest: adapters are off.
         """
         if not message.HasField("lora"):
             return
@@ -156,10 +156,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         timeout_s: float,
         origin: Origin | None = None,
     ) -> None:
-        """Hand a request to the engine, and follow it when its trace is sampled.
+        """Submit a request to the engine, and trace it if it is sampled.
 
         Raises:
-            PagodaError: as of Engine.submit.
+            PagodaError: as in Engine.submit.
         """
         traces = self._engine.traces
         if traces is None or not message.traceparent:
@@ -178,13 +178,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.AbortResponse()
 
     async def GetLoad(self, request: scheduler_pb2.GetLoadRequest, context: Any) -> types_pb2.EngineLoad:
-        """Load now."""
+        """The current load."""
         return self._state.load()
 
     async def RegisterWorker(
         self, request_iterator: AsyncIterator[scheduler_pb2.WorkerRegistration], context: Any
     ) -> AsyncIterator[scheduler_pb2.RegisterWorkerResponse]:
-        """A worker announces itself for as long as its stream lives."""
+        """A worker is registered for as long as its stream is open."""
         yield scheduler_pb2.RegisterWorkerResponse(session_epoch=self._state.session_epoch, can_leave=True)
         await self._groups.register(request_iterator)
 
@@ -199,7 +199,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def ResetPrefixCache(
         self, request: scheduler_pb2.ResetPrefixCacheRequest, context: Any
     ) -> scheduler_pb2.ResetPrefixCacheResponse:
-        """Forget every cached prefix."""
+        """Drop every cached prefix."""
         count = sum(core.scheduler.kv.reset_cache() for core in self._engine.cores)
         return scheduler_pb2.ResetPrefixCacheResponse(num_blocks=count)
 
@@ -210,7 +210,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.DrainResponse(num_unfinished=unfinished)
 
     async def Adopt(self, request: scheduler_pb2.AdoptRequest, context: Any) -> scheduler_pb2.AdoptResponse:
-        """The known requests of a lost frontend."""
+        """The open requests of a lost frontend, for adoption."""
         found = self._engine.adopt(request.resume_key)
         if not found:
             raise NotFound(f"resume_key {request.resume_key!r} is unknown, or its lease is over", field="resume_key")
@@ -219,7 +219,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def GetMetrics(
         self, request: scheduler_pb2.GetMetricsRequest, context: Any
     ) -> scheduler_pb2.GetMetricsResponse:
-        """Where steps spend their time, and what they compute."""
+        """Metrics of steps: their durations and sizes."""
         return scheduler_pb2.GetMetricsResponse(text=self._render_metrics())
 
     async def GetState(self, request: scheduler_pb2.GetStateRequest, context: Any) -> scheduler_pb2.GetStateResponse:
@@ -242,7 +242,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return response
 
     async def Sleep(self, request: scheduler_pb2.SleepRequest, context: Any) -> scheduler_pb2.SleepResponse:
-        """Let groups give their memory away."""
+        """Put groups to sleep."""
         slept = await self._weights.sleep(
             level=request.level or 1,
             number=request.group if request.HasField("group") else None,
@@ -253,7 +253,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         )
 
     async def WakeUp(self, request: scheduler_pb2.WakeUpRequest, context: Any) -> scheduler_pb2.WakeUpResponse:
-        """Let sleeping groups serve again."""
+        """Wake up sleeping groups."""
         number = request.group if request.HasField("group") else None
         woken = await self._weights.wake_up(tags=request.tags, number=number)
         return scheduler_pb2.WakeUpResponse(num_groups=woken.num_groups, seconds=woken.seconds)
@@ -261,7 +261,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def IsSleeping(
         self, request: scheduler_pb2.IsSleepingRequest, context: Any
     ) -> scheduler_pb2.IsSleepingResponse:
-        """Whether the engine sleeps, and each group."""
+        """Whether the engine sleeps, and which groups do."""
         level = self._state.load().sleep_level
         response = scheduler_pb2.IsSleepingResponse(is_sleeping=level > 0, level=level)
         for number, group in sorted(self._groups.groups.items()):
@@ -282,7 +282,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         )
 
     async def AddLora(self, request: scheduler_pb2.AddLoraRequest, context: Any) -> scheduler_pb2.AddLoraResponse:
-        """Serve an adapter, once the groups that serve have read it."""
+        """Load an adapter; answers when the serving groups have loaded it."""
         asked = lora_adapter_from_proto(request.adapter)
         adapter = self._adapters.candidate(asked, load_inplace=request.load_inplace)
         await self._read_by_all(adapter)
@@ -294,7 +294,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.AddLoraResponse(adapter=lora_adapter_to_proto(adapter))
 
     async def _read_by_all(self, adapter: LoraAdapter) -> None:
-        """Raises PagodaError when a group cannot use the adapter; one that is lost meanwhile reads it later."""
+        """Raises PagodaError if a group cannot use the adapter; a group that is lost meanwhile loads it later."""
         answers = await asyncio.gather(
             *(core.load_adapter(adapter) for core in self._engine.cores), return_exceptions=True
         )
@@ -311,14 +311,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def RemoveLora(
         self, request: scheduler_pb2.RemoveLoraRequest, context: Any
     ) -> scheduler_pb2.RemoveLoraResponse:
-        """Take no more requests for an adapter."""
+        """Unload an adapter: its new requests are refused."""
         adapter = self._adapters.remove(request.name)
         for pool in self._pools():
             pool.forget(adapter)
         return scheduler_pb2.RemoveLoraResponse()
 
     async def PinLora(self, request: scheduler_pb2.PinLoraRequest, context: Any) -> scheduler_pb2.PinLoraResponse:
-        """Keep an adapter in memory, or not."""
+        """Pin an adapter in memory, or unpin it."""
         adapter = self._adapters.pin(request.name, is_pinned=request.is_pinned)
         for pool in self._pools():
             pool.pin(adapter, is_pinned=request.is_pinned)

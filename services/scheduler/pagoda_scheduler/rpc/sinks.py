@@ -1,4 +1,4 @@
-"""Outgoing side of the scheduler's streams: steps as SchedulerMessages for frontends, as TokenOutputs for stubs."""
+"""Sinks of the scheduler's streams: write steps as SchedulerMessages for frontends, as TokenOutputs for stubs."""
 
 import time
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from pagoda_scheduler.rpc.outbox import Outbox
 from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 
 LOAD_PERIOD_NS = 50_000_000
-"""How often steps in which sequences only continue report the load: it costs as much as the rest of their message."""
+"""Steps between load reports while sequences only continue: a report costs as much as the rest of the message."""
 
 
 class SessionSink:
     """Encodes a frontend's share of each step as one SchedulerMessage."""
 
     def __init__(self, *, state: SchedulerState, on_room: Callable[["SessionSink"], None]) -> None:
-        """`on_room`: called when the frontend was behind, and keeps up again."""
+        """`on_room`: called when the frontend was too slow and has caught up."""
         self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox(on_room=self._catch_up, join=join_steps)
         self.sequences: dict[int, Request] = {}
         """Open sequences by the frontend's slots."""
@@ -34,11 +34,11 @@ class SessionSink:
         self._load_told_ns = 0
         self._on_room = on_room
         self._has_announcement = False
-        """Kept until the frontend keeps up."""
+        """Kept until the frontend has caught up."""
 
     @property
     def is_behind(self) -> bool:
-        """The frontend does not keep up: nothing more should be made for it."""
+        """Whether the frontend is too slow: its sequences should be parked."""
         return self.outbox.is_full
 
     def _catch_up(self) -> None:
@@ -70,7 +70,7 @@ class SessionSink:
         self.outbox.put(message)
 
     def push(self, result: StepResult) -> None:
-        """Send one step's news."""
+        """Send one step's tokens."""
         requests = result.requests
         goes_on = requests and not result.admitted and not result.finished
         is_load_due = not goes_on or time.monotonic_ns() - self._load_told_ns >= LOAD_PERIOD_NS
@@ -89,7 +89,7 @@ class SessionSink:
             message.finished.append(_finished_to_proto(request))
             self.sequences.pop(request.session_slot, None)
         if result.finished and not self.sequences:
-            self.sequences.clear()  # an empty table keeps the size that it once had
+            self.sequences.clear()  # an empty table keeps its largest size
         if result.logprobs is not None:
             picked = pick_rows(result.logprobs, result.rows)
             if len(picked.rows):
@@ -118,24 +118,24 @@ class GenerateSink:
     """Encodes one request's tokens as TokenOutputs; the stream ends with its last sequence."""
 
     def __init__(self, *, num_sequences: int, on_room: Callable[["GenerateSink"], None]) -> None:
-        """`on_room`: called when the client was behind, and keeps up again."""
+        """`on_room`: called when the client was too slow and has caught up."""
         self.outbox: Outbox[scheduler_pb2.TokenOutput] = Outbox(on_room=lambda: on_room(self))
         self._num_open = num_sequences
 
     @property
     def is_behind(self) -> bool:
-        """The client does not keep up."""
+        """Whether the client is too slow."""
         return self.outbox.is_full
 
     def announce(self) -> None:
-        """Nothing to say outside of a step."""
+        """No-op: the stream reports nothing outside of a step."""
 
     def close(self, error: PagodaError) -> None:
         """End the stream."""
         self.outbox.close(error)
 
     def push(self, result: StepResult) -> None:
-        """Send one step's news."""
+        """Send one step's tokens."""
         outputs: dict[Request, scheduler_pb2.TokenOutput] = {}
         for request in (*result.requests, *result.finished):
             outputs.setdefault(request, scheduler_pb2.TokenOutput(index=request.index))
@@ -167,7 +167,7 @@ class GenerateSink:
 
 
 def pick_rows(logprobs: LogprobRows, rows: list[int]) -> LogprobRows:
-    """The rows of `logprobs` that stand in `rows`, renumbered by their position there."""
+    """The rows of `logprobs` that are in `rows`, renumbered by their position there."""
     positions = {row: position for position, row in enumerate(rows)}
     keep = [index for index, row in enumerate(logprobs.rows.tolist()) if row in positions]
     ends = np.cumsum(logprobs.counts, dtype=np.int64)

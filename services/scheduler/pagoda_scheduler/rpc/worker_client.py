@@ -1,4 +1,4 @@
-"""Our side of one worker's service: bring-up and the Execute stream."""
+"""WorkerClient: the client of one worker's service, for bring-up and the Execute stream."""
 
 import asyncio
 import contextlib
@@ -30,26 +30,26 @@ logger = logging.getLogger(__name__)
 EXECUTE = f"/{worker_pb2.DESCRIPTOR.services_by_name['Worker'].full_name}/Execute"
 INIT_TIMEOUT_S = 60.0
 CACHE_TIMEOUT_S = 300.0
-"""A profiling run, the allocation of the cache and the recording of CUDA graphs may take a while."""
+"""Timeout of calls that profile, allocate the cache or record CUDA graphs."""
 
 
 LORA_TIMEOUT_S = 600.0
-"""An adapter may come from a hub."""
+"""Timeout of loading an adapter, which may be downloaded from a hub."""
 
 
 class WorkerClient:
-    """One worker: its channel, the calls of its bring-up, its Execute stream. GroupClient makes them a group's."""
+    """One worker: its channel, the calls of its bring-up, its Execute stream. GroupClient joins those of a group."""
 
     def __init__(
         self, *, address: str, incarnation: int, session_epoch: int, security: SecurityConfig | None = None
     ) -> None:
-        """Raises ConfigError when `security` does not allow the address, or a file of its cannot be used."""
+        """Raises ConfigError when `security` does not allow the address, or one of its files cannot be used."""
         self.address = address
         self._incarnation = incarnation
         self._epoch = session_epoch
         self._channel = connect(address, security=security)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
-        # Not the stub's: it would take ByteSize(), which makes the bytes once more, to count them.
+        # Not the stub's serializer: counting bytes would need ByteSize(), which serializes once more.
         self._execute = self._channel.stream_stream(
             EXECUTE, request_serializer=self._to_bytes, response_deserializer=self._from_bytes
         )
@@ -63,7 +63,7 @@ class WorkerClient:
             tuple[object, ...],
             grpc.aio.UnaryStreamCall[worker_pb2.HoldConstraintRequest, worker_pb2.HoldConstraintResponse],
         ] = {}
-        """Open calls, by constraint."""
+        """Open HoldConstraint calls, by constraint."""
         self.num_bytes_sent = 0
         """Counter: bytes of steps."""
         self.num_bytes_received = 0
@@ -75,14 +75,14 @@ class WorkerClient:
         """Claim the device.
 
         Args:
-            weights: to be held instead of the model's own.
+            weights: to load instead of the model's own.
             rendezvous: host:port where this rank meets the others; empty for rank 0.
 
         Returns:
-            Where the other ranks meet rank 0; empty for other ranks, and for a single rank.
+            host:port where the other ranks meet rank 0; empty for other ranks, and for a single rank.
 
         Raises:
-            PagodaError: the worker refused, failed or went away; so of the other calls.
+            PagodaError: the worker refused, failed or disconnected; the other calls raise the same.
         """
         request = init_device_to_proto(
             config, session_epoch=self._epoch, weights=weights, rendezvous_address=rendezvous
@@ -95,7 +95,7 @@ class WorkerClient:
         return device.rendezvous_address
 
     async def load_model(self) -> types_pb2.ModelInfo:
-        """Load the weights, unless they are there."""
+        """Load the weights, unless they are already loaded."""
         info: types_pb2.ModelInfo | None = None
         bar = LoadingBar()
         with _errors():
@@ -122,7 +122,7 @@ class WorkerClient:
         )
 
     async def initialize_cache(self, sizes: CacheSizes) -> int:
-        """Allocate the cache; nanoseconds to move a block to the host or back."""
+        """Allocate the cache; returns nanoseconds to move a block to the host or back."""
         request = worker_pb2.InitializeCacheRequest(
             session_epoch=self._epoch,
             num_blocks=sizes.num_blocks,
@@ -134,11 +134,11 @@ class WorkerClient:
             return int((await self._stub.InitializeCache(request, timeout=CACHE_TIMEOUT_S)).swap_block_ns)
 
     async def hold_constraint(self, params: StructuredOutputsParams) -> None:
-        """Have the worker compile a constraint, and keep it until `release_constraint`.
+        """Make the worker compile a constraint, and keep it until `release_constraint`.
 
         Raises:
-            InvalidRequest: it cannot be compiled.
-            PagodaError: the worker went away.
+            InvalidRequest: the constraint cannot be compiled.
+            PagodaError: the worker disconnected.
         """
         call = self._stub.HoldConstraint(
             worker_pb2.HoldConstraintRequest(
@@ -162,12 +162,12 @@ class WorkerClient:
         self._holds[params.grammar_key] = call
 
     def release_constraint(self, params: StructuredOutputsParams) -> None:
-        """The worker may forget a constraint; no-op for one that it does not hold."""
+        """Release a constraint; no-op if the worker does not hold it."""
         if (call := self._holds.pop(params.grammar_key, None)) is not None:
             call.cancel()
 
     async def add_lora(self, number: int, adapter: LoraAdapter) -> None:
-        """Have the worker read an adapter, beside the steps."""
+        """Load an adapter in the worker, concurrently with steps."""
         request = worker_pb2.WorkerAddLoraRequest(
             session_epoch=self._epoch,
             worker_incarnation=self._incarnation,
@@ -178,7 +178,7 @@ class WorkerClient:
             await self._stub.AddLora(request, timeout=LORA_TIMEOUT_S)
 
     def open_stream(self) -> None:
-        """Open the Execute stream: `send` and `receive` may be called from now on."""
+        """Open the Execute stream; `send` and `receive` need it."""
         self._stream = self._execute()
         self._writer = asyncio.create_task(self._write())
 
@@ -239,7 +239,7 @@ class WorkerClient:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Failures of calls as PagodaErrors."""
+    """Turn gRPC errors into PagodaErrors."""
     try:
         yield
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""Our side of a worker's calls beside its steps: sleep, wake up, other weights."""
+"""Clients of a worker's calls outside of steps: sleep, wake up, other weights."""
 
 import asyncio
 import logging
@@ -25,11 +25,11 @@ Result = TypeVar("Result")
 
 INIT_TIMEOUT_S = 60.0
 MOVE_TIMEOUT_S = 600.0
-"""Weights move to host memory or come back, from disk if need be."""
+"""Timeout of moving weights to host memory or back, or of reading them from disk."""
 
 
 class WorkerControl:
-    """One worker for the time of one operation (`async with`). Every call raises PagodaError, the worker's reason."""
+    """A client of one worker for one operation (`async with`). Calls raise PagodaError with the worker's reason."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class WorkerControl:
         session_epoch: int,
         security: SecurityConfig | None = None,
     ) -> None:
-        """`weights`: what the worker is to hold, as far as anyone has asked."""
+        """`weights`: ordered for the worker, if any."""
         self._config = config
         self._weights = weights
         self._address = address
@@ -57,7 +57,7 @@ class WorkerControl:
         await self._channel.close()
 
     async def sleep(self, level: int) -> int:
-        """Give memory away; the bytes that the device got back."""
+        """Free memory; returns the bytes freed on the device."""
         request = worker_pb2.WorkerSleepRequest(
             session_epoch=self._epoch, worker_incarnation=self._incarnation, level=level
         )
@@ -68,7 +68,7 @@ class WorkerControl:
             raise error_from_rpc(error) from error
 
     async def wake_up(self, *, weights_only: bool) -> None:
-        """Bring the weights back."""
+        """Restore the weights."""
         request = worker_pb2.WorkerWakeUpRequest(
             session_epoch=self._epoch, worker_incarnation=self._incarnation, weights_only=weights_only
         )
@@ -79,7 +79,7 @@ class WorkerControl:
             raise error_from_rpc(error) from error
 
     async def prepare(self, source: WeightsSource | None) -> bool:
-        """Read weights beside the steps; None forgets them. False: the worker has no model yet that they could fit."""
+        """Read weights concurrently with steps; None drops them. False: the worker has no model yet."""
         request = worker_pb2.PrepareWeightsRequest(session_epoch=self._epoch, worker_incarnation=self._incarnation)
         if source is not None:
             request.weights.CopyFrom(weights_source_to_proto(source))
@@ -93,7 +93,7 @@ class WorkerControl:
         return True
 
     async def reload(self, source: WeightsSource) -> None:
-        """Change over to other weights, at once if they were prepared."""
+        """Change to other weights, at once if they were prepared."""
         request = worker_pb2.WorkerReloadWeightsRequest(
             session_epoch=self._epoch,
             worker_incarnation=self._incarnation,
@@ -105,7 +105,7 @@ class WorkerControl:
             raise error_from_rpc(error) from error
 
     async def _claim(self) -> None:
-        """A worker may have registered and not heard of us yet."""
+        """Claim the worker, which may have registered without an InitDevice call yet."""
         request = init_device_to_proto(self._config, session_epoch=self._epoch, weights=self._weights)
         device = await self._stub.InitDevice(request, timeout=INIT_TIMEOUT_S)
         if device.worker_incarnation != self._incarnation:
@@ -120,10 +120,10 @@ class WorkerControl:
 
 
 class GroupControl:
-    """All ranks of a group for the time of one operation (`async with`). Every rank does it, whatever the others say.
+    """A client of all ranks of a group for one operation (`async with`). Every rank is called, even if others fail.
 
-    Every call raises PagodaError, the first rank's that could not. A group whose ranks are of different minds then does
-    not stay so: its next bring-up tells all of them the same weights.
+    Every call raises the PagodaError of the first rank that failed. Ranks then may have different weights until the
+    group's next bring-up, which gives all of them the same.
     """
 
     def __init__(self, ranks: Sequence[WorkerControl]) -> None:
@@ -137,24 +137,24 @@ class GroupControl:
             await rank.__aexit__()
 
     async def sleep(self, level: int) -> int:
-        """Give memory away; the bytes that the devices got back."""
+        """Free memory; returns the bytes freed on the devices."""
         return sum(await _all(rank.sleep(level) for rank in self._ranks))
 
     async def wake_up(self, *, weights_only: bool) -> None:
-        """Bring the weights back."""
+        """Restore the weights."""
         await _all(rank.wake_up(weights_only=weights_only) for rank in self._ranks)
 
     async def prepare(self, source: WeightsSource | None) -> bool:
-        """Read weights beside the steps; None forgets them. False: a worker has no model yet that they could fit."""
+        """Read weights concurrently with steps; None drops them. False: a worker has no model yet."""
         return all(await _all(rank.prepare(source) for rank in self._ranks))
 
     async def reload(self, source: WeightsSource) -> None:
-        """Change over to other weights, at once if they were prepared."""
+        """Change to other weights, at once if they were prepared."""
         await _all(rank.reload(source) for rank in self._ranks)
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Every result; the first failure when all are over."""
+    """All results; after all have ended, the first failure is raised."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,1 +1,1 @@
-"""``vllm.grpc.engine.VllmEngine`` beside our own service: routers that know vLLM's engine can use a scheduler."""
+"""``vllm.grpc.engine.VllmEngine`` next to Pagoda's own service, for routers that know vLLM's engine."""

@@ -1,4 +1,4 @@
-"""The log of KV events as a stream of VllmEngine's batches, with the load in each."""
+"""Streams the log of KV events as VllmEngine's batches, each with the load."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -9,21 +9,21 @@ from pagoda_common.errors import Code, PagodaError
 from pagoda_scheduler.kv.kv_events import BlockRemoved, BlockStored, Event, EventBatch, KVEventLog, short_hash
 
 HEARTBEAT_S = 1.0
-"""Silence after which a batch with the load alone is sent."""
+"""Seconds of silence after which a batch with only the load is sent."""
 MAX_BACKLOG = 10_000
 SNAPSHOT_BLOCKS = 256
-"""Blocks in one chunk of a snapshot."""
+"""Number of blocks in one chunk of a snapshot."""
 
 
 async def stream_events(
     log: KVEventLog, *, start: int, before_first: bool, block_size: int, load: Callable[[], common_pb2.EngineLoad]
 ) -> AsyncIterator[common_pb2.KvEventBatch]:
-    """Batches from number `start` on (0: what is there now, then everything new), until the caller is done.
+    """Batches from number `start` (0: a snapshot of the current blocks, then new batches), until the caller stops.
 
-    `before_first`: heartbeats may come before any batch, numbered 0.
+    `before_first`: heartbeats, numbered 0, may come before any batch.
 
     Raises:
-        PagodaError: ABORTED, the reader is too far behind; it may come again.
+        PagodaError: ABORTED, the reader is too slow; it may subscribe again.
     """
     queue: asyncio.Queue[EventBatch] = asyncio.Queue(MAX_BACKLOG)
     is_behind = asyncio.Event()
@@ -60,10 +60,10 @@ async def stream_events(
 
 
 def _snapshot(blocks: list[BlockStored], *, last: int, block_size: int) -> list[common_pb2.KvEventBatch]:
-    """The current content as chunks whose numbers end at `last`; none if there never was any."""
+    """The current content as chunks whose numbers end at `last`; no chunks if there never was content."""
     if not last:
         return []
-    count = min(last, max(1, -(-len(blocks) // SNAPSHOT_BLOCKS)))  # each has a number of its own
+    count = min(last, max(1, -(-len(blocks) // SNAPSHOT_BLOCKS)))  # each has its own number
     size = -(-len(blocks) // count)
     chunks = []
     for index in range(count):

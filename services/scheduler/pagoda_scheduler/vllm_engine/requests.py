@@ -1,4 +1,4 @@
-"""A VllmEngine request as one of ours."""
+"""Converts VllmEngine requests to Pagoda's."""
 
 from smg_grpc_proto import vllm_engine_pb2
 
@@ -11,10 +11,10 @@ _UNSUPPORTED = ("mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_pa
 
 
 def submit_from_vllm(request: vllm_engine_pb2.GenerateRequest) -> scheduler_pb2.SubmitRequest:
-    """The request that does the same here. Stop strings are the caller's, who has the tokenizer.
+    """The equivalent request of Pagoda. Stop strings are handled by the caller, which has the tokenizer.
 
     Raises:
-        InvalidRequest: it has no token ids, or asks for what is not there.
+        InvalidRequest: it has no token ids, or asks for something that is not supported.
     """
     if not request.tokenized.input_ids:
         raise InvalidRequest(
@@ -33,9 +33,11 @@ def submit_from_vllm(request: vllm_engine_pb2.GenerateRequest) -> scheduler_pb2.
 
 
 def _sampling_params(theirs: vllm_engine_pb2.SamplingParams) -> types_pb2.SamplingParams:
-    """Theirs as ours. A zero of top_p and repetition_penalty is what was not set."""
+    """vLLM's sampling parameters as Pagoda's. A zero top_p or repetition_penalty means not set."""
     if theirs.HasField("truncate_prompt_tokens"):
-        raise InvalidRequest("truncate_prompt_tokens is not supported here: send fewer", field="truncate_prompt_tokens")
+        raise InvalidRequest(
+            "truncate_prompt_tokens is not supported here: send fewer tokens", field="truncate_prompt_tokens"
+        )
     values = {"n": 1, **plain_values(theirs)}
     if "seed" in values:
         values["seed"] %= 2**64

@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine over the engine: what the smg gateway and llm-d's endpoint picker speak."""
+"""vllm.grpc.engine.VllmEngine over the engine, for the smg gateway and llm-d's endpoint picker."""
 
 import secrets
 import time
@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # generated without types
-    """VllmEngine; requests become ours and share the engine with every other client."""
+    """VllmEngine; requests are converted to Pagoda's and share the engine with all other clients."""
 
     def __init__(self, *, engine: Engine, state: SchedulerState) -> None:
         self._engine = engine
@@ -41,7 +41,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def Generate(
         self, request: vllm_engine_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[vllm_engine_pb2.GenerateResponse]:
-        """One request; its end, or the caller's going away, frees what it held."""
+        """One request; it is freed when it ends or the caller disconnects."""
         self._last_receive = time.time()
         model = self._model()
         message = submit_from_vllm(request)
@@ -85,7 +85,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 embedding = np.frombuffer(output.embedding, dtype="<f4")
         finally:
             self._engine.close_sink(sink)
-        if not embedding.size:  # it has ended, and has not failed
+        if not embedding.size:  # it has ended without a failure
             raise PagodaError("the request was aborted", code=Code.CANCELLED)
         return vllm_engine_pb2.EmbedResponse(
             embedding=embedding, prompt_tokens=len(request.tokenized.input_ids), embedding_dim=embedding.size
@@ -103,7 +103,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         """Whether a group serves.
 
         Raises:
-            NotReady: no model is known yet, so that a gateway waits with asking for it.
+            NotReady: no model is known yet, so that a gateway waits.
         """
         self._model()
         is_ready = self._engine.is_ready
@@ -155,7 +155,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetLoads(
         self, request: vllm_engine_pb2.GetLoadsRequest, context: Any
     ) -> vllm_engine_pb2.GetLoadsResponse:
-        """Load now, of all groups together."""
+        """The current load of all groups together."""
         response = vllm_engine_pb2.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(), version=VERSION, dp_rank_count=1
         )
@@ -176,7 +176,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return response
 
     async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Any) -> common_pb2.FlushCacheResponse:
-        """Forget every cached prefix; requests continue."""
+        """Drop every cached prefix; requests continue."""
         count = sum(core.scheduler.kv.reset_cache() for core in self._engine.cores)
         return common_pb2.FlushCacheResponse(success=True, message=f"{count} blocks forgotten")
 
@@ -194,12 +194,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """Blocks that the prefix caches store and forget, and the load."""
+        """Blocks that the prefix caches store and drop, and the load."""
         log = self._engine.kv_events
         if log is None:
             advice = """start the scheduler with --kv-events-config '{"enable_kv_cache_events": true}'"""
             raise PagodaError(f"KV cache events are off: {advice}", code=Code.UNIMPLEMENTED)
-        await context.send_initial_metadata(())  # a gateway subscribes again when it hears nothing
+        await context.send_initial_metadata(())  # a gateway subscribes again after silence
         async for batch in stream_events(
             log,
             start=request.start_sequence_number,

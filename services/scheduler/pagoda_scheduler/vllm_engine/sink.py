@@ -15,7 +15,7 @@ _FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort", "error"
 
 
 class VllmEngineSink:
-    """Deltas as chunks when the caller streams, and one `complete` a sequence at its end."""
+    """Sends deltas as chunks if the caller streams, and one `complete` per sequence at its end."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class VllmEngineSink:
         takes_prompt: bool,
         on_room: Callable[["VllmEngineSink"], None],
     ) -> None:
-        """`num_logprobs`: likeliest tokens for each token, None for none at all; `takes_prompt`: also the prompt's;
-        `on_room`: called when the client was behind, and keeps up again."""
+        """`num_logprobs`: number of likeliest tokens per token, None for no log probabilities; `takes_prompt`: also
+        those of the prompt; `on_room`: called when the client was too slow and has caught up."""
         self.outbox: Outbox[vllm_engine_pb2.GenerateResponse] = Outbox(on_room=lambda: on_room(self))
         self._num_open = num_sequences
         self._streams = streams
@@ -38,18 +38,18 @@ class VllmEngineSink:
 
     @property
     def is_behind(self) -> bool:
-        """The client does not keep up."""
+        """Whether the client is too slow."""
         return self.outbox.is_full
 
     def announce(self) -> None:
-        """Nothing to say outside of a step."""
+        """No-op: the stream reports nothing outside of a step."""
 
     def close(self, error: PagodaError) -> None:
         """End the stream."""
         self.outbox.close(error)
 
     def push(self, result: StepResult) -> None:
-        """Send one step's news."""
+        """Send one step's tokens."""
         for request, chunk in result.prompt_logprobs:
             self._add_prompt(request, chunk.logprobs)
         rows = {} if self._num_logprobs is None or result.logprobs is None else dict(_rows(result.logprobs))
@@ -103,7 +103,7 @@ class VllmEngineSink:
         return vllm_engine_pb2.GenerateResponse(complete=complete)
 
     def _add(self, to: vllm_engine_pb2.OutputLogProbs, token_ids: list[int], logprobs: list[float]) -> None:
-        """One token's: the sampled one stands first."""
+        """Log probabilities of one token, the sampled token first."""
         to.token_ids.append(token_ids[0])
         to.token_logprobs.append(logprobs[0])
         ranked = sorted(zip(logprobs, token_ids, strict=True), reverse=True)
@@ -113,7 +113,7 @@ class VllmEngineSink:
     def _add_prompt(self, request: Request, logprobs: LogprobRows) -> None:
         if self._input_logprobs is None:
             return
-        if not self._input_logprobs.token_ids:  # nothing comes before the first token
+        if not self._input_logprobs.token_ids:  # the first token has no predecessor
             self._input_logprobs.token_ids.append(request.prompt_token_ids[0])
             self._input_logprobs.token_logprobs.add()
             self._input_logprobs.top_logprobs.add()

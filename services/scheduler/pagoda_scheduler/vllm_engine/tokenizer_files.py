@@ -1,4 +1,4 @@
-"""A tokenizer's files as one archive, for routers that cannot read the model's directory."""
+"""Packs a tokenizer's files into an archive, for routers that cannot read the model's directory."""
 
 import hashlib
 import io
@@ -22,18 +22,20 @@ _NAMES = (
     "generation_config.json",
 )
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
-"""The same files always make the same archive."""
+"""Fixed timestamp, so that the same files always make the same archive."""
 
 
 def tokenizer_archive(name: str) -> tuple[bytes, str]:
     """The zip archive of model `name`'s tokenizer files and its SHA-256 in hexadecimal.
 
     Raises:
-        PagodaError: FAILED_PRECONDITION, the model is not in a directory here; a router loads it from the hub itself.
+        PagodaError: FAILED_PRECONDITION, the model is not in a local directory; a router loads it from the hub itself.
     """
     directory = resolve_model(name)
     if not isinstance(directory, Path):
-        raise PagodaError(f"model {name!r} is of the hub: load its tokenizer from there", code=Code.FAILED_PRECONDITION)
+        raise PagodaError(
+            f"model {name!r} comes from the hub: load its tokenizer from the hub", code=Code.FAILED_PRECONDITION
+        )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in (directory / known for known in _NAMES):

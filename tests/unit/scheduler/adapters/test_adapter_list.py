@@ -64,7 +64,7 @@ def test_a_candidate_changes_nothing_and_is_newer_than_what_is_known() -> None:
     found = made.candidate(asked, load_inplace=False)
     assert found == adapter("a", "/new", NOW, base_model_name="base"), "its version is ours, and no one has pinned it"
     assert (made.get("a"), changes.number) == (None, 0)
-    with pytest.raises(InvalidRequest, match="lora_name is 'b', which is loaded already: load_inplace puts") as caught:
+    with pytest.raises(InvalidRequest, match="lora_name is 'b', which is already loaded: set load_inplace") as caught:
         made.candidate(adapter("b", "/other"), load_inplace=False)
     assert caught.value.field == "lora_name"
     assert made.candidate(adapter("b", "/other"), load_inplace=True) == adapter("b", "/other", 5001)
@@ -76,7 +76,7 @@ def test_the_list_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_list, "MAX_ADAPTERS", 2)
     made, changes = listing(adapter("a"), adapter("b"))
     with pytest.raises(
-        InvalidRequest, match="lora_name is 'c', and there are 2 adapters, at most 2 may be: unload one"
+        InvalidRequest, match="lora_name is 'c', but 2 adapters are loaded, at most 2 are allowed: unload one"
     ):
         made.candidate(adapter("c"), load_inplace=False)
     assert made.candidate(adapter("b", "/other"), load_inplace=True).path == "/other"

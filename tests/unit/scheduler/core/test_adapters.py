@@ -166,7 +166,7 @@ def test_whoever_waits_for_a_place_is_not_passed_for_ever() -> None:
 
 def test_workers_without_adapters_are_given_no_sequence_with_one() -> None:
     scheduler = make_scheduler()
-    with pytest.raises(PagodaError, match="lora is 'x', and the worker takes no adapters"):
+    with pytest.raises(PagodaError, match="lora is 'x', but the worker does not support adapters: upgrade"):
         scheduler.admission.check([request("a", adapter("x"))])
     scheduler.admission.check([request("a", None)])
     scheduler_of().admission.check([request("a", adapter("x"))])

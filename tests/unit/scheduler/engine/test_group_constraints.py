@@ -125,7 +125,7 @@ async def test_a_group_adapts_where_it_can_and_is_to(
     if core.adapters is not None:
         assert (core.adapters._max_loras, core.adapters._max_host) == (2, 3)
     else:
-        with pytest.raises(PagodaError, match="the worker group takes no adapters") as caught:
+        with pytest.raises(PagodaError, match="the worker group does not support adapters") as caught:
             await core.load_adapter(SQL)
         assert caught.value.code is Code.UNIMPLEMENTED
 

@@ -175,7 +175,7 @@ async def test_a_leaving_worker_gets_nothing_new_and_is_waited_for(monkeypatch: 
     leaving = asyncio.create_task(groups._take_leave(group, one, 1000.0))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert (retired, group.state, one.is_leaving) == ([(core, "the worker of group 2 leaves")], "leaving", True)
+    assert (retired, group.state, one.is_leaving) == ([(core, "the worker of group 2 is leaving")], "leaving", True)
     assert groups._has_vacancy.is_set()
     assert not leaving.done()
     core.scheduler.has_unfinished_requests = False

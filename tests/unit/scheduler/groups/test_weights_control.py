@@ -352,7 +352,7 @@ async def test_a_change_over_that_fails_later_says_who_has_the_new_weights(
     control: WeightsControl, groups: Groups
 ) -> None:
     groups.fails[1, "reload"] = PagodaError("no memory")
-    with pytest.raises(PagodaError, match=r"^group 1: no memory \(1 of 2 groups hold them\)$"):
+    with pytest.raises(PagodaError, match=r"^group 1: no memory \(1 of 2 groups hold the new weights\)$"):
         await control.reload(model="new")
     source = groups.orders.weights(1)
     assert source is not None
@@ -377,7 +377,9 @@ async def test_a_worker_that_is_lost_meanwhile_is_waited_for_no_longer(control: 
     with pytest.raises(NotReady, match="the worker of group 0 was lost"):
         await waiting
     await asyncio.wait_for(ended.wait(), 240)
-    with pytest.raises(NotReady, match="the worker of group 0 was lost; the call continues when the worker is back"):
+    with pytest.raises(
+        NotReady, match="the worker of group 0 was lost; the change takes effect when the worker is back"
+    ):
         await control._end_hold(group)
 
 

@@ -215,5 +215,5 @@ def test_what_keeps_nothing_is_computed_whole() -> None:
     scheduler.admission.check_fits([make_request("c", 20, max_tokens=1, pooling=PoolingParams())])
     with pytest.raises(RequestTooLong):
         scheduler.admission.check_fits([make_request("c", 21, max_tokens=1, pooling=PoolingParams())])
-    with pytest.raises(InvalidRequest, match="the model makes no text"):
+    with pytest.raises(InvalidRequest, match="the model does not generate text"):
         scheduler.admission.check_fits([make_request("d", 2, max_tokens=1)])

@@ -154,7 +154,7 @@ def test_pooling_wants_a_model_that_pools_and_no_beams() -> None:
     (found,) = sequences(pooled)
     assert found.pooling is not None
     assert (found.pooling.normalize, found.sampling_params.max_tokens) == (False, 1)
-    with pytest.raises(PagodaError, match="does not pool"):
+    with pytest.raises(PagodaError, match="does not support pooling"):
         sequences(pooled, info=types_pb2.ModelInfo(max_model_len=100))
     assert sequences(pooled, info=None)
     info = types_pb2.ModelInfo(max_model_len=100, embedding_size=8, pooling_tasks=[types_pb2.POOLING_TASK_CLASSIFY])

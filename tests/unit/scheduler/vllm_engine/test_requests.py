@@ -88,7 +88,9 @@ def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="input must be token ids") as caught:
         submit_from_vllm(asked(()))
     assert caught.value.field == "input"
-    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens is not supported here: send fewer") as caught:
+    with pytest.raises(
+        InvalidRequest, match="truncate_prompt_tokens is not supported here: send fewer tokens"
+    ) as caught:
         sampling(truncate_prompt_tokens=0)
     assert caught.value.field == "truncate_prompt_tokens"
     for name in ("mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_params_json"):

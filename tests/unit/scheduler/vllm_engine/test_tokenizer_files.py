@@ -48,6 +48,8 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
 
 def test_a_model_of_the_hub_has_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_files, "resolve_model", lambda name: name)
-    with pytest.raises(PagodaError, match="model 'org/name' is of the hub: load its tokenizer from there") as caught:
+    with pytest.raises(
+        PagodaError, match="model 'org/name' comes from the hub: load its tokenizer from the hub"
+    ) as caught:
         tokenizer_archive("org/name")
     assert caught.value.code is Code.FAILED_PRECONDITION
