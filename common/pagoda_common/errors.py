@@ -131,7 +131,7 @@ class Superseded(PagodaError):
 
 
 class DeadlineExceeded(PagodaError):
-    """The request's own time limit is over."""
+    """The request exceeded its own time limit."""
 
     code = Code.DEADLINE_EXCEEDED
 

@@ -173,7 +173,7 @@ def test_many_inputs_at_once(embedder: Served) -> None:
 
 def test_no_text_is_made(embedder: Served) -> None:
     told = embedder.post("/v1/completions", 400, prompt="a", model="tiny")["error"]["message"]
-    assert told == "the model makes no text: it can embed, token_embed"
+    assert told == "the model does not generate text: it can embed, token_embed"
 
 
 def test_vectors_of_tokens_meet_late(tokens_embedder: Served) -> None:

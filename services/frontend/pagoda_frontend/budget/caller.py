@@ -1,4 +1,4 @@
-"""The caller of the current work, and the memory that its request holds until it is admitted."""
+"""The caller of the current request, and the memory that the request holds until it is admitted."""
 
 from contextvars import ContextVar
 from functools import lru_cache
@@ -8,20 +8,20 @@ from urllib.parse import unquote
 from pagoda_frontend.budget.held_memory import Hold
 
 ADMITTED_BYTES = 16 * 1024
-"""Of an admitted request, that its prompt does not explain and no one counts."""
+"""Bytes of an admitted request that its prompt does not account for and that are not counted."""
 ADMITTED_TOKEN_BYTES = 48
-"""For each token of its prompt: as a number in a list it takes 40."""
+"""Bytes for each token of the prompt; a number in a list takes 40."""
 
 caller: ContextVar[str] = ContextVar("caller", default="")
-"""The key that was accepted, else the network that a call comes from: what a caller says of itself does not count."""
+"""The accepted key, else the network of the call's address; headers that the caller chooses do not count."""
 current_hold: ContextVar[Hold | None] = ContextVar("current_hold", default=None)
 """Memory held by the current call."""
 
 
 @lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
-    """Whom an address stands for: of IPv6 the network of 64 bits, which has one owner and as many addresses as that one
-    likes; the same for an IPv4 address in either form. What is no address stands for itself."""
+    """The caller that an address stands for: an IPv6 address stands for its network of 64 bits, which has one owner, an
+    IPv4 address (in either form) for itself. So does text that is no address."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -40,8 +40,8 @@ def host_of_peer(peer: str) -> str:
 
 
 def admit_hold(num_prompt_tokens: int) -> None:
-    """The request is admitted: from here on the engine's bounds count for its prompt. What its tokens do not explain
-    (a tool that no template shows) is held until the call is over."""
+    """The request is admitted: from here on the engine's bounds apply to its prompt. Memory that its tokens do not
+    account for (a tool that no template shows) is held until the call is over."""
     hold = current_hold.get()
     if hold is not None:
         hold.release(max(0, hold.num_bytes - ADMITTED_BYTES - ADMITTED_TOKEN_BYTES * num_prompt_tokens))
@@ -55,6 +55,6 @@ def hold_more(num_bytes: int) -> None:
 
 
 def held_bytes() -> int:
-    """Size of the request that is being answered, 0 where it was not counted."""
+    """Size in bytes of the request that is being answered; 0 where it was not counted."""
     hold = current_hold.get()
     return 0 if hold is None else hold.num_bytes_seen

@@ -1,6 +1,6 @@
 """How many entries and bytes each field of a request may have: one table for every API. Knows no endpoint.
 
-It is applied to what a JSON parser has made, before anything is built of it, and to lists of messages over gRPC.
+The table is applied to parsed JSON before any object is built from it, and to lists in gRPC messages.
 docs/security.md shows the table.
 """
 
@@ -22,9 +22,9 @@ from pagoda_common.params.sampling_params import (
 )
 
 MAX_PARTS = 8192
-"""Parts of content, calls of tools and results in all messages of one request together."""
+"""Maximum number of content parts, tool calls and results, over all messages of one request."""
 MAX_VALUE_BYTES = 64 * 1024
-"""A value of any shape, as `MAX_VALUES_BELOW` counts it."""
+"""Maximum size of a value of any shape, as `MAX_VALUES_BELOW` counts it."""
 
 
 MAY_BE_TOKEN_IDS = ("prompt", "input")
@@ -81,10 +81,10 @@ BOUNDS = {
 
 
 def check_fields(body: Mapping[str, Any]) -> None:
-    """Hold a body's fields against the table.
+    """Check a body's fields against the table.
 
     Args:
-        body: as its JSON says.
+        body: the parsed JSON.
 
     Raises:
         InvalidRequest: one has too many entries or bytes; `field` names it.
@@ -128,7 +128,7 @@ def _check_text(bound: Bound, text: str) -> None:
 
 
 def _check_parts(name: str, messages: list[Any]) -> None:
-    """The lists in messages: of parts, of calls, and of messages in a batch."""
+    """The lists in messages: parts, calls, and the conversations of a batch."""
     bound, num_messages, num_parts = BOUNDS[name], 0, 0
     for message in messages:
         if isinstance(message, list) and message and type(message[0]) is int:
@@ -160,7 +160,7 @@ def _lists(part: dict[str, Any]) -> Iterator[list[Any]]:
 def num_bytes_above(value: Any, bound: int) -> bool:
     """Whether a value of JSON is larger than `bound` bytes: texts in UTF-8, and 4 bytes for each value.
 
-    It looks at no more of it than it has to."""
+    It reads no more of the value than it needs."""
     size, left = 0, [value]
     while left:
         one = left.pop()

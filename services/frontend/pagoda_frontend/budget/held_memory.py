@@ -1,5 +1,6 @@
-"""Memory of requests that were not admitted yet, and of what their answers take until they are sent: one bound for the
-process, shared out between callers. No asyncio."""
+"""One bound on the memory of requests before admission and of answers before they are sent, shared between callers. No
+asyncio.
+"""
 
 from pagoda_common.errors import QueueFull
 
@@ -25,10 +26,10 @@ class Hold:
         """Held so far."""
 
     def add(self, num_bytes: int) -> None:
-        """Hold so much more; nothing after the end of its call.
+        """Hold `num_bytes` more; does nothing after the end of the call.
 
         Raises:
-            QueueFull: all hold too much, or this one's owner does.
+            QueueFull: all calls together, or those of this owner, hold too much.
         """
         if self._is_over:
             return
@@ -37,21 +38,21 @@ class Hold:
         self.num_bytes_seen += num_bytes
 
     def release(self, keeping: int = 0) -> None:
-        """Hold at most `keeping` bytes any more."""
+        """Reduce what is held to at most `keeping` bytes."""
         freed = self.num_bytes - keeping
         if freed > 0:
             self._memory.give(self.owner, freed)
             self.num_bytes = keeping
 
     def hand_over(self) -> "Hold":
-        """A hold of the same owner, for work that outlives the call: it takes all that this one holds."""
+        """A new hold of the same owner, for work that outlives the call; everything held here moves to it."""
         heir = Hold(self._memory)
         heir.owner = self.owner
         heir.num_bytes, heir.num_bytes_seen, self.num_bytes = self.num_bytes, self.num_bytes_seen, 0
         return heir
 
     def end(self) -> None:
-        """Its call is over: hold nothing, now and later."""
+        """The call is over: hold nothing, now and later."""
         self.release()
         self._is_over = True
 
@@ -72,20 +73,20 @@ class HeldMemory:
         return Hold(self)
 
     def take(self, owner: str, num_bytes: int) -> None:
-        """Count more for `owner`; raises QueueFull."""
+        """Count `num_bytes` more for `owner`; raises QueueFull."""
         own = self._by_owner.get(owner, 0) + num_bytes
         if self.num_bytes + num_bytes > self._max_bytes or own > self._max_bytes * MAX_SHARE:
             message = (
-                f"requests that wait to be admitted, and what answers keep, hold {self.num_bytes} bytes, at "
-                f"most {self._max_bytes} are held"
+                f"requests before admission and answers hold {self.num_bytes} bytes of memory, "
+                f"at most {self._max_bytes} are allowed"
             )
-            raise QueueFull(f"{message} ({int(self._max_bytes * MAX_SHARE)} of one caller)", retry_after_s=1)
+            raise QueueFull(f"{message} ({int(self._max_bytes * MAX_SHARE)} per caller)", retry_after_s=1)
         self._by_owner[owner] = own
         self.num_bytes += num_bytes
         self.num_bytes_taken += num_bytes
 
     def give(self, owner: str, num_bytes: int) -> None:
-        """Count less for `owner`."""
+        """Count `num_bytes` less for `owner`."""
         self.num_bytes -= num_bytes
         left = self._by_owner[owner] - num_bytes
         if left:

@@ -1,4 +1,4 @@
-"""HelperPool: jobs that may take time, memory or the stack, in processes that can be ended. Knows no job."""
+"""HelperPool: runs jobs that may take much time, memory or stack in processes that can be ended. Knows no job."""
 
 import asyncio
 import logging
@@ -20,13 +20,13 @@ Process = subprocess.Popen[bytes]
 
 
 class JobFailed(Exception):
-    """The job took more than it may, and its process has ended."""
+    """The job exceeded its limits, and its process has ended."""
 
 
 class HelperPool:
-    """Processes that are started when there are jobs, and again when one has broken.
+    """Processes that start with the first jobs, and restart after a failure.
 
-    Each reads a line and answers a line, and says one when it is ready.
+    Each prints a line when it is ready, then answers each line that it reads with a line.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class HelperPool:
     ) -> None:
         """
         Args:
-            what: the jobs, for errors.
-            max_job_s: on the clock; what the processes bound by themselves is less.
+            what: names the jobs in errors.
+            max_job_s: wall-clock limit of one job; the processes' own limits are lower.
         """
         self.command = list(command)
         self.max_job_s = max_job_s
@@ -49,17 +49,18 @@ class HelperPool:
         self._is_closed = False
 
     async def ask(self, line: bytes) -> bytes:
-        """The answer to a job, both without their line ends. A caller has one place, and others for small jobs.
+        """The answer to a job, both without line ends. One large job of a caller runs at a time; small ones run beside
+        it.
 
         Raises:
-            JobFailed: it took more than it may.
+            JobFailed: the job exceeded its limits.
             QueueFull: too many jobs wait.
             NotReady: the processes do not start, or `close` was called.
         """
         return await self._queue.run(lambda: self._do(line), size=len(line))
 
     async def close(self) -> None:
-        """End the processes, and what they do."""
+        """End the processes and the jobs that they run."""
         self._is_closed = True
         for process in list(self._all):
             await self._end(process)
@@ -72,14 +73,16 @@ class HelperPool:
                 answer = await self._exchange(process, line + b"\n")
         except (TimeoutError, OSError) as fault:
             answer = b""
-            logger.warning("a job broke the process for %s: %s", self._what, type(fault).__name__)
+            logger.warning(
+                "ended the process for %s, which exceeded its limits in a job: %s", self._what, type(fault).__name__
+            )
         except BaseException:
             await self._end(process)  # its answer would be taken for the next one
             raise
         if not answer.endswith(b"\n"):
             await self._end(process)
             if self._is_closed:
-                raise NotReady(f"no more {self._what}: the server is shutting down", retry_after_s=1)
+                raise NotReady(f"{self._what} are no longer accepted: the server is shutting down", retry_after_s=1)
             raise JobFailed
         self._idle.append(process)
         return answer
@@ -91,8 +94,8 @@ class HelperPool:
                 return process
             self._all.discard(process)
         if self._is_closed:
-            raise NotReady(f"no more {self._what}: the server is shutting down", retry_after_s=1)
-        # Not by the loop: uvloop forks, gRPC's fork handlers run in the child, and now and then it crashes in them.
+            raise NotReady(f"{self._what} are no longer accepted: the server is shutting down", retry_after_s=1)
+        # Not started by the loop: uvloop forks, and gRPC's fork handlers sometimes crash the child.
         process = await asyncio.to_thread(
             subprocess.Popen, self.command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
         )
@@ -101,7 +104,7 @@ class HelperPool:
             async with asyncio.timeout(START_S):
                 line = await self._exchange(process, b"")
             if not line:
-                raise NotReady(f"no {self._what}: the process for them does not start")
+                raise NotReady(f"cannot start the process for {self._what}")
         except BaseException:
             await self._end(process)
             raise

@@ -1,17 +1,17 @@
-"""Counts what is in a JSON text while its bytes arrive, so that a costly one is refused before it is read. No parsing.
+"""Counts the values of a JSON text while its bytes arrive, to refuse a costly one before it is parsed. Parses nothing.
 
-A parser needs a microsecond for a text or a list, and holds the interpreter until its end: 5 MB of `{},{},…` are
-seconds with all that is made of them.
+A parser needs a microsecond for a text or a list, and holds the interpreter until it ends: parsing 5 MB of `{},{},…`
+and building objects from it takes seconds.
 """
 
 from pagoda_common.errors import InvalidRequest
 
 MAX_VALUES = 512 * 1024
-"""Values of a JSON text: numbers, texts, lists and all else."""
+"""Maximum number of values in a JSON text: numbers, texts, lists and all others."""
 MAX_TEXTS = 64 * 1024
-"""Texts in it (names of fields too), and lists and objects: each costs some ten times of what a number does."""
+"""Maximum number of texts (field names included), lists and objects: each costs about ten times as much as a number."""
 SLICE_BYTES = 64 * 1024
-"""Looked at in one go; below a millisecond."""
+"""Bytes that are scanned in one go, in less than a millisecond."""
 
 _STRUCTURE = b'",[{'
 _OTHER_BYTES = bytes(set(range(256)) - set(_STRUCTURE))
@@ -23,10 +23,10 @@ class JsonScan:
     __slots__ = ("_ends_in_backslash", "_is_in_text", "max_values", "num_containers", "num_texts", "num_values")
 
     def __init__(self, *, max_values: int = MAX_VALUES) -> None:
-        """`max_values`: the bound on values, where it is another one."""
+        """`max_values`: the bound on values, where it differs from the default."""
         self.max_values = max_values
         self.num_values = 1
-        """Values so far: an upper bound that is exact but for empty lists and objects."""
+        """Values so far: exact, except that empty lists and objects count too much."""
         self.num_texts = 0
         """Texts that have ended, names of fields included."""
         self.num_containers = 0
@@ -35,7 +35,7 @@ class JsonScan:
         self._ends_in_backslash = False
 
     def feed(self, data: bytes) -> None:
-        """Count what is in the next bytes.
+        """Count the values in the next bytes.
 
         Raises:
             InvalidRequest: there are more values than the bounds allow.

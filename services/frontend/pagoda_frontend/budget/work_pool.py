@@ -1,4 +1,4 @@
-"""WorkPool: work that would hold the event loop, on a few threads, fairly between callers. Knows no work.
+"""WorkPool: runs work that would block the event loop on a few threads, fairly between callers. Knows no work.
 
 Python code on a thread lets the loop run every 5 ms, and so does what releases the interpreter, such as the tokenizer.
 """
@@ -18,20 +18,20 @@ Result = TypeVar("Result")
 
 NUM_THREADS = 2
 MAX_WAITING = 1024
-"""Pieces of work that wait, over all callers."""
+"""Maximum number of waiting pieces of work, over all callers."""
 MAX_SHARE = 0.5
-"""Share of these for one caller."""
+"""One caller's share of `MAX_WAITING`."""
 SMALL_BYTES = 16 * 1024
-"""Size of an input whose conversions take less than 5 ms."""
+"""Bytes of an input whose conversions take less than 5 ms."""
 LIGHT_BYTES = 64 * 1024
-"""Size of an input that may use any thread: it takes some tens of milliseconds."""
+"""Bytes of an input that may use any thread: it takes some tens of milliseconds."""
 
 
 class FairQueue(Generic[Result]):
     """Pieces of work that wait for one of a few places.
 
-    Callers take turns, and the small pieces of each go first. What is not small has `max_each` places of one caller's,
-    so that there is mostly room for the next one at once.
+    Callers take turns, and the small pieces of each caller go first. A caller's large pieces take at most `max_each`
+    places, so that the next caller usually finds a free place at once.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class FairQueue(Generic[Result]):
     ) -> None:
         """
         Args:
-            light_bytes: what is small.
-            what: of those that wait, for errors.
+            light_bytes: size up to which a piece counts as small.
+            what: names the waiting pieces in errors.
         """
         self._num_free = num_places
         self._max_each = max_each
@@ -55,18 +55,18 @@ class FairQueue(Generic[Result]):
         self._what = what
         self._num_waiting = 0
         self._waiting: OrderedDict[str, list[_Waiting]] = OrderedDict()
-        """By caller, whose turn is next first; each list by size."""
+        """By caller, the next one first; each list is sorted by size."""
         self._num_running: dict[str, int] = {}
 
     async def run(self, work: Callable[[], Awaitable[Result]], *, size: int = 0) -> Result:
-        """The result of `work`, which is begun when there is a place for it. Cancelled, it still has its place until it
-        ends by itself.
+        """The result of `work`, which starts when there is a free place. Work that is cancelled keeps its place until
+        it ends by itself.
 
         Args:
             size: of its input, in bytes.
 
         Raises:
-            QueueFull: too much waits, of all or of this caller.
+            QueueFull: too many pieces wait, of all callers or of this one.
         """
         name = caller.get()
         await self._enter(name, size)
@@ -88,7 +88,7 @@ class FairQueue(Generic[Result]):
             return
         queue = self._waiting.get(name, [])
         if self._num_waiting >= self._max_waiting or len(queue) >= self._max_waiting * MAX_SHARE:
-            raise QueueFull(f"{self._num_waiting} {self._what} wait already", retry_after_s=1)
+            raise QueueFull(f"{self._num_waiting} {self._what} are waiting already", retry_after_s=1)
         waiting = _Waiting(size, asyncio.get_running_loop().create_future())
         bisect.insort_right(self._waiting.setdefault(name, queue), waiting, key=_size_of)
         self._num_waiting += 1
@@ -107,7 +107,7 @@ class FairQueue(Generic[Result]):
         self._free(name)
 
     def _free(self, name: str) -> None:
-        """Give up a place, and give it to who is next."""
+        """Give up a place, and give it to the next caller."""
         self._num_free += 1
         self._num_running[name] -= 1
         if not self._num_running[name]:
@@ -123,7 +123,7 @@ class FairQueue(Generic[Result]):
                 return
 
     def _remove(self, name: str, waiting: "_Waiting") -> None:
-        """Its turn has come, or it has given up."""
+        """Done when its turn has come, or when its caller has given up."""
         queue = self._waiting[name]
         queue.remove(waiting)
         self._num_waiting -= 1
@@ -154,18 +154,18 @@ class WorkPool:
         """The result of `work` on a thread; raises what it raises, and QueueFull.
 
         Args:
-            num_bytes: of its input. What is large has one thread of one caller's.
+            num_bytes: of its input. A caller's large inputs use one thread at a time.
         """
         loop = asyncio.get_running_loop()
         result: Result = await self._queue.run(lambda: loop.run_in_executor(self._executor, work), size=num_bytes)
         return result
 
     async def run_sized(self, work: Callable[[], Result], *, num_bytes: int) -> Result:
-        """As `run`; at once where the input, of `num_bytes`, is so small that a thread costs more."""
+        """As `run`, but on the event loop where the input, of `num_bytes`, is so small that a thread costs more."""
         return work() if num_bytes <= SMALL_BYTES else await self.run(work, num_bytes=num_bytes)
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
-        """As `run_sized`, of work on the request that is being answered."""
+        """As `run_sized`, for work on the request that is being answered."""
         return await self.run_sized(work, num_bytes=held_bytes())
 
     def close(self) -> None:

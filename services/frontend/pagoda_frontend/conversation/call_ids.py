@@ -8,9 +8,9 @@ from pagoda_frontend.tool_parsers.base import ToolParser
 
 
 def with_readable_ids(messages: Sequence[ChatMessage], parser: type[ToolParser] | None) -> Sequence[ChatMessage]:
-    """`messages`, in which every id that the template would refuse is another one, the same for call and answer.
+    """`messages`, with every id that the template would refuse replaced by a valid one, the same for call and answer.
 
-    Conversations come from other models too, whose ids are of another form.
+    A conversation may come from another model, whose ids have another form.
     """
     if parser is None or parser.id_pattern is None:
         return messages

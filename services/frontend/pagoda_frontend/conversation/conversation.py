@@ -1,6 +1,6 @@
-"""A conversation at work: from its messages and tools to a run, and from the run's text to the assistant's message.
+"""Conversation: turns messages and tools into a run, and the run's text into the assistant's message.
 
-Chat completions, Responses, Messages and gRPC's Chat show the same conversation in different shapes. No HTTP in here.
+Chat completions, Responses, Messages and gRPC's Chat show the same conversation in different shapes. Knows no HTTP.
 """
 
 from collections.abc import AsyncGenerator
@@ -37,7 +37,7 @@ class Conversation:
         self.prompt = prompt
         """Token ids of the rendered conversation."""
         self.logprobs = logprobs
-        """Writes the log probabilities; None when none were asked for."""
+        """Writes the log probabilities; None when none are requested."""
         self._reader = reader
 
     async def deltas(self) -> AsyncGenerator[list[MessageDelta]]:
@@ -76,15 +76,15 @@ async def start_conversation(
     beam_search: BeamSearchParams | None = None,
     is_budget_wish: bool = False,
 ) -> Conversation:
-    """Check `body`, render and tokenize its messages, and make the run; nothing is generated before it is read.
+    """Check `body`, render and tokenize its messages, and make the run; generation starts when the run is read.
 
     Args:
-        beam_search: when it is not to be taken from the body.
-        is_budget_wish: the body's budget of reasoning is held where it can be, and else forgotten.
+        beam_search: used instead of the body's value.
+        is_budget_wish: the body's reasoning budget is ignored where it cannot be enforced.
 
     Raises:
         InvalidRequest: `field` names the field.
-        NotFound: there is none of that name.
+        NotFound: there is no model of that name.
         NotReady: the model is not known yet.
     """
     await serving.look_for(body.model)
@@ -109,7 +109,7 @@ async def start_conversation(
     )
 
     def constrained() -> MessageReader:
-        """The reader of the answer; `params` get the constraint that goes with it."""
+        """The reader of the answer; the matching constraint is added to `params`."""
         reader = dialect.reader(
             plan,
             prompt=text,

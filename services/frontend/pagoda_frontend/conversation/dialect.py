@@ -1,4 +1,4 @@
-"""How the served model writes: which parsers read its text, and what of it they need. Built once from the flags."""
+"""Dialect: which parsers read the served model's text, and what they need from it. Built once from the flags."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Dialect:
     """The parsers of one model."""
 
     tool_parser: type[ToolParser] | None = None
-    """None: it is not known how the model writes calls."""
+    """None: the format of the model's tool calls is not known."""
     can_choose: bool = False
     """The model may decide by itself to call tools."""
     reasoning_parser: type[ReasoningParser] | None = None
@@ -47,8 +47,8 @@ class Dialect:
         """A reader of `n` messages that continue `prompt` (rendered).
 
         Args:
-            shows_reasoning: reasoning is a part of the messages; else it is read and dropped.
-            id_seed: what the ids of calls are drawn from.
+            shows_reasoning: reasoning is part of the messages; else it is parsed and dropped.
+            id_seed: seed of the ids of calls.
             template, variables: as in reasoning_end.
         """
         made = [self.parser(plan, prompt=prompt, id_seed=f"{id_seed}/{index}") for index in range(n)]
@@ -66,7 +66,7 @@ class Dialect:
     def parser(self, plan: ToolPlan, *, prompt: str, id_seed: str = "") -> MessageParser | None:
         """A parser for one message that continues `prompt` (rendered); None if all of its text is content.
 
-        `id_seed`: what the ids of its calls are drawn from.
+        `id_seed`: seed of the ids of its calls.
         """
         calls: ToolParser | None = None
         if plan.choice != "none" and self._writes_calls(plan):
@@ -92,11 +92,12 @@ class Dialect:
         return MessageParser(reasoning=reasoning, calls=calls, is_parallel=plan.is_parallel)
 
     def _writes_calls(self, plan: ToolPlan) -> bool:
-        """Whether calls come in the model's own way: freely, or because it can be held to it."""
+        """Whether calls come in the model's own format: because it chooses freely, or because a constraint can enforce
+        it."""
         return plan.choice == "auto" or frames_of(self.tool_parser, plan) is not None
 
     def needs_special_tokens(self, plan: ToolPlan, tokenizer: Tokenizer) -> bool:
-        """Whether a parser looks for what the text would not have without special tokens."""
+        """Whether a parser looks for markers that are special tokens."""
         markers: tuple[str, ...] = ()
         if self.reasoning_parser is not None:
             markers += self.reasoning_parser.markers
@@ -113,13 +114,13 @@ class Dialect:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The token after which the answer begins. Empty where it begins at once, and where no single token ends the
-        reasoning: then it is unknown where a constraint begins.
+        """The token after which the answer begins. Empty where the answer begins at once, and where no single token
+        ends the reasoning: then it is unknown where a constraint begins.
 
         Args:
-            template: Jinja text of the chat template. One that knows no marker belongs to a model that answers at once,
-                unless its parser assumes reasoning. None: it is not known.
-            variables: of the template; they may switch thinking off.
+            template: Jinja text of the chat template. A template without the marker belongs to a model that answers at
+            once, unless its parser assumes reasoning. None: the template is not known. variables: of the template; they
+            may switch thinking off.
         """
         if self.reasoning_parser is None:
             return ()

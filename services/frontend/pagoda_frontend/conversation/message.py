@@ -28,7 +28,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """JSON text as the model wrote it; of an answer that was cut off, its beginning."""
+    """JSON text as the model wrote it; only its beginning if the answer was cut off."""
 
 
 @dataclass(slots=True)
@@ -41,16 +41,17 @@ class MessageDelta:
     content: str
     tool_calls: list[ToolCallDelta]
     source: SequenceDelta
-    """The tokens after it, whose text may be longer or shorter: parsers hold back and take away."""
+    """The new tokens. Their text may be longer or shorter than the delta's, because parsers hold text back and remove
+    some."""
     finish_reason: MessageFinishReason | None
     """Set in a message's last delta."""
     stop_reason: int | str | None
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     is_reasoning_told: bool = False
-    """In a message's last delta: its reasoning is an empty text where there was none."""
+    """In a message's last delta: reasoning is an empty text where there was none."""
     is_called_by_name: bool = False
-    """The client has named the tool to call: beside the call the content is an empty text, as in vLLM."""
+    """The client named the tool to call: the content is an empty text, as in vLLM."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -59,12 +60,12 @@ class MessageDelta:
 
     @property
     def is_replayed(self) -> bool:
-        """The client has it: its stream was resumed."""
+        """The client already has this delta: its stream was resumed."""
         return self.source.is_replayed
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to read in it."""
+        """Whether the delta has nothing for the client."""
         return not (self.content or self.reasoning or self.tool_calls)
 
 
@@ -74,9 +75,9 @@ class CollectedMessage:
 
     index: int
     reasoning: str | None = None
-    """None when the model wrote none, or it is not to be shown."""
+    """None when the model wrote none, or when it must not be shown."""
     content: str | None = None
-    """None when there are tool calls and nothing else."""
+    """None when the message has only tool calls."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: MessageFinishReason | None = None
     stop_reason: int | str | None = None
@@ -87,7 +88,7 @@ class CollectedMessage:
 
 
 class MessageCollector:
-    """Puts the deltas of one message together: what a stream shows is what a single response holds."""
+    """Builds a whole message from its deltas, so that a single response holds the same as a stream."""
 
     def __init__(self, index: int) -> None:
         self._message = CollectedMessage(index)
@@ -97,7 +98,7 @@ class MessageCollector:
         self._is_called_by_name = False
 
     def add(self, delta: MessageDelta) -> None:
-        """Take what is new."""
+        """Add a delta."""
         message = self._message
         if delta.reasoning or delta.is_reasoning_told:
             self._reasoning.append(delta.reasoning)

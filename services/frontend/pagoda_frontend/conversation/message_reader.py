@@ -1,4 +1,4 @@
-"""From the text that a model wrote to messages: one parser for each sequence. No HTTP, no engine."""
+"""Turns the text of a run into messages, with one parser for each sequence. Knows no HTTP, no engine."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,11 @@ class MessageParser:
         self._calls = calls
         self._is_parallel = is_parallel
         self.has_called = False
-        """There was a call."""
+        """Whether there was a call."""
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the text has to be calls and nothing else."""
+        """Whether the text must consist of calls only."""
         return self._calls is not None and self._calls.is_constrained
 
     @property
@@ -31,7 +31,7 @@ class MessageParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, as far as is known."""
+        """Whether the next text is reasoning, as far as is known."""
         return self._reasoning is not None and self._reasoning.is_inside
 
     def append(self, text: str, *, is_last: bool) -> Piece:
@@ -76,9 +76,9 @@ class MessageReader:
         Args:
             parsers: one for each message; none when all text is content.
             is_named: a certain tool must be called.
-            counts_reasoning: the model's reasoning is known from its answer.
-            reasoning_end: the token that ends reasoning; empty if it is none, or reasoning is over.
-            needs_special_tokens: the text must have them.
+            counts_reasoning: reasoning can be told from the answer, so its tokens are counted.
+            reasoning_end: the token that ends reasoning; empty if there is no such token, or if reasoning is over.
+            needs_special_tokens: the text must include special tokens.
         """
         self._parsers = parsers
         self._is_named = is_named
@@ -87,7 +87,7 @@ class MessageReader:
         self.reasoning_end = reasoning_end
         self.needs_special_tokens = needs_special_tokens
         self.num_reasoning_tokens = 0
-        """Over all messages; the marker at the end is one of them."""
+        """Reasoning tokens over all messages, the end marker included."""
 
     def read(self, delta: SequenceDelta) -> MessageDelta:
         """The part that `delta` adds to its message."""

@@ -11,10 +11,10 @@ from pagoda_frontend.serving.serving import Serving
 
 
 def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str | None:
-    """The template that a request brings.
+    """The chat template in the request.
 
     Raises:
-        InvalidRequest: it must not bring one.
+        InvalidRequest: the server does not accept templates in requests.
     """
     if chat_template is not None and not serving.config.trust_request_chat_template:
         raise InvalidRequest(
@@ -24,7 +24,7 @@ def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str
 
 
 def template_kwargs(body: ChatBody) -> dict[str, Any]:
-    """Variables of the chat template; effort is one of them, and none of it is no thinking."""
+    """Variables of the chat template, the reasoning effort included; effort none turns thinking off."""
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
@@ -37,7 +37,7 @@ async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Servi
     """Token ids of the text or the conversation in `body`.
 
     Raises:
-        InvalidRequest: it has none or both of them, or the messages are wrong.
+        InvalidRequest: the body has neither or both, or the messages are wrong.
     """
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
@@ -59,7 +59,7 @@ async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Servi
 
 
 def token_strings(token_ids: Sequence[int], body: TokenizeBody, *, tokenizer: Tokenizer) -> list[str]:
-    """The tokens of `body` as the vocabulary writes them ("Ġthe"); those of a conversation as text, so that together
-    they are the rendered prompt, which nothing else shows."""
+    """The tokens of `body` as the vocabulary writes them ("Ġthe"); those of a conversation are plain text, so that
+    together they show the rendered prompt, which no other call shows."""
     shown = tokenizer.token_piece if body.messages is None else tokenizer.token_text
     return [shown(token_id) for token_id in token_ids]

@@ -1,6 +1,6 @@
-"""A bound on the tokens of reasoning, as a constraint: after so many of them the end of the reasoning must come.
+"""Bounds the tokens of reasoning by a constraint: after that many tokens the end marker is forced.
 
-The worker holds texts to grammars anyway, and a grammar may speak of tokens: nothing else in the engine knows of this.
+The worker applies grammars anyway, and a grammar may refer to tokens, so the engine needs nothing else for this.
 """
 
 from dataclasses import replace
@@ -31,10 +31,10 @@ def with_thinking_budget(
     """`constraint`, with at most `budget` tokens of reasoning before it.
 
     Args:
-        constraint: of the answer; None when any will do.
+        constraint: of the answer; None for no constraint.
         budget: tokens between the markers of reasoning; None or -1 for any number of them.
         prompt: the rendered conversation, whose end may open or close the reasoning.
-        is_wish: have any number of tokens where `budget` cannot be held.
+        is_wish: ignore `budget` where it cannot be enforced.
 
     Raises:
         InvalidRequest: `budget` is below -1, or no reasoning parser says by which token the reasoning ends.
@@ -63,7 +63,7 @@ def with_thinking_budget(
 
 
 def _markers(parser: ReasoningParser, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
-    """The tokens that begin and end the reasoning; None where a marker is no single token."""
+    """The tokens that begin and end the reasoning; None where a marker is not a single token."""
     return _token_id(tokenizer, getattr(parser, "start", "")), _token_id(tokenizer, parser.end)
 
 
@@ -85,13 +85,13 @@ def _thoughts(end: int, budget: int) -> str:
 
 
 def _reasoning(start: int | None, end: int, budget: int) -> str:
-    """The rule of reasoning and its end; the marker before it, should the model write it, does not count."""
+    """The rule of reasoning and its end; a start marker that the model writes does not count."""
     opening = f"<[{start}]>?" if start is not None else ""
     return f"start: {opening} {_thoughts(end, budget)} <[{end}]>"
 
 
 def _composed(constraint: StructuredOutputsParams, reasoning: str) -> StructuredOutputsParams:
-    """Reasoning, and after it what `constraint` asks for."""
+    """Reasoning, then the text that `constraint` asks for."""
     format_ = {"type": "sequence", "elements": [{"type": "grammar", "grammar": reasoning}, _format(constraint)]}
     return replace(
         constraint,
@@ -109,7 +109,7 @@ def _format(constraint: StructuredOutputsParams) -> dict[str, Any]:
     """`constraint` as a format of a structural tag.
 
     Raises:
-        InvalidRequest: it is a tag of the older shape, which is no format.
+        InvalidRequest: it is a structural tag of the older shape, without a format.
     """
     if isinstance(constraint.json, str):
         return {"type": "json_schema", "json_schema": orjson.loads(constraint.json)}
@@ -122,6 +122,6 @@ def _format(constraint: StructuredOutputsParams) -> dict[str, Any]:
     if isinstance(constraint.structural_tag, str):
         tag = orjson.loads(constraint.structural_tag)
         if "format" not in tag:
-            raise InvalidRequest(f"{FIELD} goes with structural tags that have a format only", field=FIELD)
+            raise InvalidRequest(f"{FIELD} needs a structural tag with the key format", field=FIELD)
         return dict(tag["format"])
     return {"type": "json_schema", "json_schema": {"type": "object"}}

@@ -1,4 +1,4 @@
-"""The calls that a model has to make, as a constraint on its text: in its own way of writing, else as plain JSON."""
+"""Turns required tool calls into a constraint on the text: in the model's own format if known, else as plain JSON."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ Frames = dict[str, tuple[str, str]]
 
 
 def frames_of(parser: type[ToolParser] | None, plan: ToolPlan) -> Frames | None:
-    """What stands around the arguments of each tool; None where the model's way of writing has no such thing."""
+    """The text before and after the arguments of each tool; None where the model's format has no such frame."""
     if parser is None:
         return None
     frames = {name: frame for name in plan.schemas if (frame := parser.frame(name)) is not None}
@@ -23,12 +23,13 @@ def frames_of(parser: type[ToolParser] | None, plan: ToolPlan) -> Frames | None:
 def constraint_of(
     plan: ToolPlan, parser: type[ToolParser] | None, *, asked: StructuredOutputsParams | None = None
 ) -> StructuredOutputsParams | None:
-    """What the text must be: that required and named tools are called, and strict ones as they should be, else `asked`.
+    """The constraint on the text: required and named tools are called, strict ones match their schemas; otherwise
+    `asked`.
 
-    Where the model is free to call, `asked` goes first: it is the form of an answer without calls.
+    Where the model is free to call, `asked` takes precedence: it is the form of an answer without calls.
 
-    Calls are asked for as the model learned to write them, and as JSON where that is not known: an array of name and
-    parameters, or the arguments of the one tool that is named.
+    Calls take the model's own format, or JSON where that is not known: an array of objects with name and parameters, or
+    the arguments of the named tool.
 
     Raises:
         InvalidRequest: the schemas are too large.

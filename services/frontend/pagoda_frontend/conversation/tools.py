@@ -1,4 +1,4 @@
-"""The tools of a conversation: checked, and how the model may and must call them. No parsing, no engine."""
+"""Checks the tools of a conversation, and says which ones the model may or must call. No parsing, no engine."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pagoda_common.text import exact_json
 from pagoda_frontend.openai.protocol import AllowedToolsChoice, ChatBody, NamedToolChoice, Tool
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-"""OpenAI's and Anthropic's, and dots, which servers of tools put into names."""
+"""Names that OpenAI and Anthropic accept, and dots, which tool servers put into names."""
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 DEPRECATED = {"functions": "tools", "function_call": "tool_choice"}
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -20,7 +20,7 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolPlan:
-    """Which tools the model sees, and what it has to do with them."""
+    """Which tools the model sees, and which of them it must call."""
 
     tools: Sequence[Tool] = ()
     """Shown to the model; none when it may not call any."""
@@ -37,12 +37,12 @@ class ToolPlan:
 
     @property
     def has_strict_tools(self) -> bool:
-        """Whether arguments must match their schema also where the model is free to call."""
+        """Whether arguments must match their schema even where the model is free to call."""
         return any(tool.function.strict for tool in self.tools)
 
     def closed_schemas(self) -> dict[str, dict[str, Any]]:
-        """Schemas for the tools that have to be called, without properties that they do not name. Of a free choice,
-        tools that are not strict may have any arguments."""
+        """Schemas of the tools that must be called, closed to properties that they do not name. Where the model is free
+        to call, tools that are not strict may have any arguments."""
         return {
             tool.function.name: _closed(_schema(tool)) if self.choice != "auto" or tool.function.strict else ANY_OBJECT
             for tool in self.tools
@@ -54,7 +54,7 @@ def plan_tools(body: ChatBody, *, can_choose: bool) -> ToolPlan:
     """The options of `body`.
 
     Args:
-        can_choose: the model may decide by itself to call tools: it is known how it writes calls.
+        can_choose: the model may decide by itself to call tools, because the format of its calls is known.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -162,13 +162,13 @@ def _check_keywords(schema: Any, name: str) -> None:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """The schema of the tool's arguments, which are an object whether it says so or not."""
+    """The schema of the tool's arguments, which are an object even if the schema does not say so."""
     parameters = tool.function.parameters
     return {"type": "object", **parameters} if parameters else {**ANY_OBJECT, "properties": {}}
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` without room for properties that it does not name; as it is where objects are put together of parts."""
+    """`schema` closed to properties that it does not name; unchanged where it combines several schemas."""
     if b'"allOf"' in exact_json.dumps(schema):
         return schema
     closed: dict[str, Any] = without_additional_properties(schema)

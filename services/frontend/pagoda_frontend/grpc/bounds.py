@@ -1,4 +1,4 @@
-"""Bounds on the lists of a message, held against it before anything is made of it."""
+"""Bounds on the lists of a message, checked before anything is built from it."""
 
 from google.protobuf.message import Message
 
@@ -20,12 +20,12 @@ LISTS = {
     "ids": MAX_VALUES,
     "received": 16_384,
 }
-"""Most entries by the name of the list."""
+"""Maximum number of entries, by the name of the list."""
 JSON_SUFFIX = "_json"
 
 
 def check_message(message: Message) -> None:
-    """Hold the lists and the JSON texts of a message and of those in it against their bounds.
+    """Check the lists and JSON texts of a message, and of messages within it, against their bounds.
 
     Raises:
         InvalidRequest: one is too long; `field` names it.

@@ -1,4 +1,5 @@
-"""Generate of pagoda.v1.Inference: how to sample, and what came of it. Pure functions."""
+"""Converts requests and responses of Generate (pagoda.v1.Inference): sampling parameters in, outputs back. Pure
+functions."""
 
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from pagoda_frontend.requests.run import CollectedSequence
 def sampling_params_of(
     request: inference_pb2.GenerateRequest, *, defaults: SamplingDefaults, vocab_size: int, max_logprobs: int
 ) -> SamplingParams:
-    """How `request` is sampled: what it leaves out has the model's defaults, then those that the contract names.
+    """The sampling parameters of `request`. A field that it leaves out takes the model's default, else the contract's.
 
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.

@@ -1,4 +1,4 @@
-"""Prompts and conversations of pagoda.v1.Inference, and what the model says back. Pure but for the tokenizer."""
+"""Converts prompts, conversations and answers of pagoda.v1.Inference. Pure functions, except for the tokenizer."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -27,14 +27,14 @@ TOOL_CHOICES: dict[inference_pb2.ToolChoice, str] = {
     inference_pb2.TOOL_CHOICE_REQUIRED: "required",
 }
 CHAT_FIELDS = {name: row for row in SAMPLING_FIELDS.values() if (name := row.name_in("chat")) is not None}
-"""Sampling fields by what a conversation calls them."""
+"""Sampling fields by their names in a conversation."""
 BUDGET = "thinking_token_budget"
 PROTO_NAMES = {
     **{name: row.proto for name, row in CHAT_FIELDS.items() if row.proto not in (None, name)},
     "response_format": "response_format_json",
     "chat_template_kwargs": "chat_template_kwargs_json",
 }
-"""Fields of a body, and where their values come from here."""
+"""Fields of a body, and the message fields that give their values."""
 
 
 async def prompt_of(request: inference_pb2.GenerateRequest, prompts: Prompts) -> tuple[list[int], str]:
@@ -146,10 +146,10 @@ def tools_from_proto(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]
 
 
 def json_object(text: str, name: str, field: str | None = None) -> dict[str, Any]:
-    """The JSON object that `text` is.
+    """The JSON object in `text`.
 
     Raises:
-        InvalidRequest: it is none; `field` (or else `name`) names it.
+        InvalidRequest: it is not a JSON object; `field` (or else `name`) names it.
     """
     try:
         value = exact_json.loads(text)
@@ -163,7 +163,7 @@ def json_object(text: str, name: str, field: str | None = None) -> dict[str, Any
 def message_delta_to_proto(
     delta: MessageDelta, *, request_id: str, offset: int, usage: inference_pb2.Usage
 ) -> inference_pb2.ChatResponse:
-    """One response of the stream; `offset`: of its first token; `usage` is taken when it is the message's last one."""
+    """One response of the stream; `offset`: of its first token; `usage` is sent with the message's last response."""
     response = inference_pb2.ChatResponse(
         request_id=request_id,
         index=delta.index,

@@ -1,4 +1,4 @@
-"""Inference's calls for vectors, labels, scores and ranks: messages to texts, and results to messages."""
+"""The pooling calls of Inference (vectors, labels, scores, ranks): messages to texts, and results to messages."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from pagoda_frontend.serving.serving import Serving
 Answer = TypeVar("Answer")
 
 MESSAGE_FACTOR = 2
-"""Memory of an answer for each byte of its values: as a message, and as its bytes."""
+"""Bytes of memory that an answer takes for each byte of its values: as a message, and serialized."""
 
 
 async def embed(
@@ -40,7 +40,7 @@ async def embed(
 
 
 async def _answered(make: Callable[[], Answer], done: Pooled, *, serving: Serving) -> Answer:
-    """What `make` makes of all values, beside the event loop where they are many; raises QueueFull."""
+    """The result of `make` for all values, on a thread where they are many; raises QueueFull."""
     size = sum(values.nbytes for values in done.values)
     hold_more(MESSAGE_FACTOR * size)
     return await serving.work.run_sized(make, num_bytes=size)

@@ -46,12 +46,12 @@ from pagoda_frontend.serving.serving import Serving
 MESSAGE_FACTOR = 4
 """Bytes in memory for each byte of a message."""
 ANSWER_FACTOR = 2
-"""Memory of a unary answer for each byte of its estimated size: as a message, and as its bytes."""
+"""Bytes of memory that a unary answer takes for each byte of its estimated size: as a message, and serialized."""
 TOKEN_BYTES = 16
 """Bytes per token for estimating the size of an answer."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
-"""Streams that can be resumed."""
+"""Calls whose streams can be resumed."""
 
 
 Answer = TypeVar("Answer")
@@ -64,14 +64,14 @@ StartingCall: TypeAlias = (
     | inference_pb2.ScoreRequest
     | inference_pb2.RerankRequest
 )
-"""Messages that begin a request of the engine."""
+"""Messages that start a request in the engine."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """pagoda.v1.Inference."""
 
     def __init__(self, *, serving: Serving, engine: EngineClient) -> None:
-        """`engine`: the one that `serving` uses, for what it tells of itself in messages."""
+        """`engine`: the one that `serving` uses; its load and state are answered from here."""
         self._serving = serving
         self._engine = engine
 
@@ -253,7 +253,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
 
     async def _answered(self, make: Callable[[], Answer], run: Run) -> Answer:
-        """What `make` makes of all that `run` has made, beside the event loop where that is much; raises QueueFull."""
+        """The result of `make` for all outputs of `run`, on a thread where they are large; raises QueueFull."""
         hold_more(ANSWER_FACTOR * run.answer_bytes)
         return await run.on_thread(make, num_bytes=run.answer_bytes)
 
@@ -283,8 +283,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         prefix: str,
         resumption: Resumption | None = None,
     ) -> CallContext:
-        """The context of a call, which a drain waits for from here on. Its id is the one of what is resumed, or the one
-        that the client gives, or a new one."""
+        """The context of a call, which a drain waits for from here on. Its id is that of the resumed stream, else the
+        client's, else a new one."""
         self._serving.begin_call()
         context.add_done_callback(lambda _: self._serving.end_call())
         self._hold(request, context)
@@ -320,7 +320,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 
 def tenant_of(context: Any, *, serving: Serving) -> str:
-    """The caller: the accepted key, found in the same way as by the port's guard."""
+    """The caller: the accepted key, found in the same way as in the port's access check."""
     metadata = context.invocation_metadata() or ()
     if not serving.has_api_keys:
         return claimed_tenant({key: value for key, value in metadata if isinstance(value, str)})
@@ -330,11 +330,11 @@ def tenant_of(context: Any, *, serving: Serving) -> str:
 
 
 def abort_each(request_ids: Sequence[str], servings: Sequence[Serving], *, tenant: str) -> None:
-    """Abort requests of `tenant`; raises NotFound when one of them is not open here."""
+    """Abort requests of `tenant`; raises NotFound when one of them is not open at this frontend."""
     unknown = [one for one in request_ids if not sum(serving.abort(one, tenant=tenant) for serving in servings)]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        message = f"request {unknown[0][:MAX_REQUEST_ID_CHARS]!r}{more}: not open here"
+        message = f"request {unknown[0][:MAX_REQUEST_ID_CHARS]!r}{more} is not open at this frontend"
         raise NotFound(message, field="request_ids")
 
 
@@ -345,7 +345,7 @@ def _encoded(request: Message) -> str:
 
 def _refuse_resume_from(request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest) -> None:
     if request.HasField("resume_from"):
-        raise InvalidRequest("resume_from goes with a stream, this call has none", field="resume_from")
+        raise InvalidRequest("resume_from needs a streaming call, this call is unary", field="resume_from")
 
 
 def _usage(run: Run, num_output_tokens: int) -> inference_pb2.Usage:

@@ -1,4 +1,4 @@
-"""The public gRPC service of several models: each call goes to the servicer of the model that it is for."""
+"""The public gRPC service of several models: routes each call to the servicer of its model."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing

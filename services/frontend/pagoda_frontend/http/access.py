@@ -39,8 +39,8 @@ GUARDED_PREFIXES = (
     "/status/requests",
     *OPERATOR_PREFIXES,
 )
-"""Paths of vLLM, the path that leads to the API under another name, and operators' paths. Paths of probes and
-scrapers are open."""
+"""Paths that need a key: vLLM's, the second name of the API's path, and operators' paths. Paths of probes and scrapers
+are open."""
 NO_OPERATOR = PagodaError(
     "this call affects all clients: it needs one of --operator-key, not an API key", code=Code.PERMISSION_DENIED
 )
@@ -58,13 +58,13 @@ class RequireKeys:
     """
 
     def __init__(self, app: ASGIApp, *, keys: BearerKeys, operator_keys: BearerKeys) -> None:
-        """`keys`: if there are none, all paths but the operator's are open."""
+        """`keys`: without keys, all paths except the operators' are open."""
         self._app = app
         self._keys = keys
         self._operator_keys = operator_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, with its tenant noted, or refuse it."""
+        """Note the tenant and pass the call on, or refuse it."""
         if scope["type"] == "http" and scope["method"] != "OPTIONS" and (refusal := self._refusal(scope)) is not None:
             await refusal(scope, receive, send)
             return
@@ -99,7 +99,7 @@ def _unauthorized(path: str) -> Response:
 
 
 class RootPath:
-    """Tells the app under which prefix a proxy serves it, whether or not the proxy takes the prefix away."""
+    """Tells the app the path prefix of a proxy, whether or not the proxy strips the prefix."""
 
     def __init__(self, app: ASGIApp, *, root_path: str) -> None:
         self._app = app
@@ -111,9 +111,9 @@ class RootPath:
 
 
 class RequestIds:
-    """Gives every response an X-Request-Id: the client's own, or else the one that the endpoint or we drew.
+    """Adds an X-Request-Id to every response: the client's own, else one drawn by the endpoint or by this layer.
 
-    As in vLLM, the answers to probes have none that we drew, unless it was asked for.
+    As in vLLM, answers to probes get no drawn id unless the configuration asks for it.
     """
 
     def __init__(self, app: ASGIApp, *, with_probes: bool) -> None:

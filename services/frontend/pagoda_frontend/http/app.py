@@ -1,4 +1,4 @@
-"""The HTTP application: which path leads where. Handlers read their bodies themselves, so that every fault is a 4xx."""
+"""The HTTP application: maps paths to handlers. Handlers read their bodies themselves, so that every fault is a 4xx."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -57,7 +57,7 @@ PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 SLEEP_ERRORS = (400, 404, 409, 503)
 LORA_ERRORS = (400, 404, 409, 503)
 MODEL = {"name": QUERY, "in": "query", "required": True, "schema": {"type": "string"}}
-"""Of calls that have it where there are several models."""
+"""Query parameter of calls that take it when there are several models."""
 GROUP = {"name": "group", "in": "query", "schema": {"type": "integer"}}
 SLEEP_QUERY = (
     {"name": "level", "in": "query", "schema": {"type": "integer", "enum": [1, 2], "default": 1}},
@@ -83,7 +83,7 @@ def make_app(models: Models, engines: Sequence[EngineClient]) -> FastAPI:
     """The app of one frontend.
 
     Args:
-        engines: the one that each of `models` uses, for what operators ask of it.
+        engines: the engine of each of `models`, for operators' calls.
     """
     config = models.first.config
     url = None if config.disable_fastapi_docs else "/openapi.json"

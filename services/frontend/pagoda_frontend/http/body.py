@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked body, and from a value to an answer. Every fault of a body is a 4xx."""
+"""Reads and checks request bodies, and writes JSON answers. Every fault of a body is a 4xx."""
 
 import codecs
 import json
@@ -29,11 +29,12 @@ DISCARD_FACTOR = 8
 """A body that is too large is read to its end up to this many times the limit, so that its sender sees the answer."""
 DISCARD_S = 10.0
 MAX_NESTING = 200
-"""Levels of lists and objects in a body. Well below what JSON writers and recursion bear with an answer around it."""
+"""Maximum nesting of lists and objects in a body: well below what JSON writers and recursion can take with an answer
+around it."""
 TENANT = "pagoda.tenant"
 """Key in the scope: id of the accepted API key."""
 RAW_BODY = "pagoda.body"
-"""Key in the scope: the body, where it was read to find out which model it is for. Who reads it takes it away."""
+"""Key in the scope: the body, where it was already read to find its model. Reading it removes it."""
 
 
 async def read_body(request: Request, body_type: type[Body], *, serving: Serving) -> Body:
@@ -43,7 +44,7 @@ async def read_body(request: Request, body_type: type[Body], *, serving: Serving
         InvalidRequest: not JSON, or a field is wrong; `field` names it.
         BodyTooLarge: more than `serving` reads.
         QueueFull: bodies that are being read hold too much memory.
-        PagodaError: it names an adapter that cannot be used.
+        PagodaError: the body names an adapter that cannot be used.
     """
     raw = await read_bytes(request, serving=serving)
     body = await serving.work.run_sized(lambda: parse_body(raw, body_type), num_bytes=len(raw))
@@ -55,7 +56,7 @@ async def read_bytes(request: Request, *, serving: Serving) -> bytes:
     """The JSON text that `request` carries.
 
     Raises:
-        InvalidRequest: it says that it is something else, or has too many values.
+        InvalidRequest: its Content-Type is not JSON, or it has too many values.
         BodyTooLarge: more than `serving` reads.
         QueueFull: bodies that are being read hold too much memory.
     """
@@ -68,7 +69,7 @@ async def read_bytes(request: Request, *, serving: Serving) -> bytes:
     raw = await _read(request, serving.config, hold)
     if not has_json(request):
         media_type = _media_type(request)
-        given = f"got {media_type!r}" if media_type else "there is none"
+        given = f"got {media_type!r}" if media_type else "it is missing"
         raise InvalidRequest(f"Content-Type must be application/json, {given}")
     return raw
 
@@ -89,7 +90,7 @@ def owner_of(scope: Mapping[str, Any]) -> str:
 
 
 async def _read(request: Request, config: FrontendConfig, hold: Hold) -> bytes:
-    """The whole body. One that is refused is read on for a while, so that its sender sees the answer."""
+    """The whole body. After a refusal, reading continues for a while, so that the sender sees the answer."""
     max_bytes = config.max_request_body_bytes
     announced = request.headers.get("content-length", "")
     scan = JsonScan(max_values=config.max_request_values)
@@ -158,7 +159,7 @@ def parse_body(raw: bytes, body_type: type[Body]) -> Body:
 
 
 def _field_nested_too_deeply(raw: bytes, body: dict[str, Any]) -> str | None:
-    """The first field with more than MAX_NESTING levels of lists and objects."""
+    """The first field nested more than MAX_NESTING levels deep."""
     if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
         return None  # the usual body: it cannot be so deep
     for field, value in body.items():
@@ -175,7 +176,8 @@ def _values(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def _parse_leniently(raw: bytes) -> Any:
-    """Python's reading of `raw`, which knows NaN and Infinity, so that the field that holds them can be named."""
+    """Parse `raw` with Python's parser, which accepts NaN and Infinity, so that the error can name the field that holds
+    them."""
     if b"NaN" not in raw and b"Infinity" not in raw:
         return None
     try:

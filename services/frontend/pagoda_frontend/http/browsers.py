@@ -13,13 +13,14 @@ from pagoda_frontend.http.errors import error_response
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 OWN_PAGES = frozenset({"same-origin", "none"})
-"""Values of Sec-Fetch-Site: of our own page, or of a person (an address that was typed)."""
+"""Accepted values of Sec-Fetch-Site: our own page, or an address that a person typed."""
 FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 """Content types that a form of any page may send to any server without asking."""
 
 
 class RefuseForeignPages:
-    """Refuses (403) calls of pages of other sites that change something, and names that lead to loopback from outside.
+    """Refuses (403) calls from other sites' pages that change something, and Host names that may point to loopback from
+    outside.
 
     Only servers without API keys need it: a page holds no key.
     """
@@ -27,7 +28,7 @@ class RefuseForeignPages:
     def __init__(self, app: ASGIApp, *, host: str, allowed_hosts: Sequence[str], origins: Sequence[str]) -> None:
         """
         Args:
-            host: on which the server listens. Names of a server on loopback are checked, against DNS rebinding.
+            host: on which the server listens. On loopback, Host headers are checked against DNS rebinding.
             allowed_hosts: further names under which clients may call it; `*` is any.
             origins: whose pages may call (CORS); `*` is any.
         """
@@ -58,9 +59,10 @@ class RefuseForeignPages:
         return f"Sec-Fetch-Site is {site[:100]!r}, must be same-origin" if site else None
 
     def _is_own(self, host: str) -> bool:
-        """Whether a Host header cannot be a name that someone else has led here. None is sent by no browser.
+        """Whether a Host header cannot be a foreign name that resolves to this server.
 
-        A name of one label is this machine's or its network's: no site of the internet has one.
+        Browsers always send the header. A name of one label belongs to this machine or its network: no site of the
+        internet has one.
         """
         name = _without_port(host).lower().rstrip(".")
         if not name or name in self._names or name.endswith(".localhost") or not set(name) & set(".:"):
@@ -73,7 +75,7 @@ class RefuseForeignPages:
 
 
 def refuse_forms(headers: Headers) -> None:
-    """Raises InvalidRequest when a call without a body of its own may come of a form."""
+    """Raises InvalidRequest when a call without a body may come from an HTML form."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type in FORM_TYPES:
         raise InvalidRequest(f"Content-Type must be application/json or absent, got {media_type!r}")

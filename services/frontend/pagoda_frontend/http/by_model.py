@@ -1,4 +1,4 @@
-"""Which model a call over HTTP is for, where one frontend serves several: one handler a model becomes one for all."""
+"""Routes HTTP calls to models where one frontend serves several: joins the handlers of each model into one."""
 
 import codecs
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,13 +20,13 @@ from pagoda_frontend.serving.serving import Serving
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 """Takes a request, and what its path names."""
 QUERY = "model"
-"""Parameter of calls whose body names no model, or means other weights."""
+"""Query parameter that names the model where the body does not, or where the body's `model` means other weights."""
 SERVING = "pagoda.serving"
 """Key in the scope: the model that a call is for."""
 
 
 class ByModel:
-    """Makes one handler of as many as there are models."""
+    """Joins one handler per model into one handler."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -36,7 +36,7 @@ class ByModel:
         return self._one(handlers, self._of_body)
 
     def body_or_stream(self, handlers: Sequence[Handler]) -> Handler:
-        """The same; or by the stream that the call resumes, if the body does not say it."""
+        """The same; by the stream that the call resumes if the body names no model."""
         return self._one(handlers, self._of_body_or_stream)
 
     def query(self, handlers: Sequence[Handler]) -> Handler:
@@ -44,7 +44,7 @@ class ByModel:
         return self._one(handlers, self._of_query)
 
     def stream(self, handlers: Sequence[Handler]) -> Handler:
-        """By the stream that the call resumes; any model for what all have together."""
+        """By the stream that the call resumes; any model for calls that all share."""
         return self._one(handlers, self._of_stream)
 
     def _one(self, handlers: Sequence[Handler], choose: Callable[[Request], Awaitable[Serving]]) -> Handler:
@@ -73,7 +73,7 @@ class ByModel:
         return self._models.known((body or {}).get("model")) or await self._of_stream(request)
 
     async def _body(self, request: Request) -> dict[str, Any] | None:
-        """The body, which the handler then has without reading it; None if it is no object."""
+        """The body, kept for the handler so that it need not read it; None if it is not an object."""
         first = self._models.first
         raw = request.scope[RAW_BODY] = await read_bytes(request, serving=first)
         return await first.work.run_sized(lambda: _object_in(raw), num_bytes=len(raw))
@@ -86,7 +86,7 @@ class ByModel:
 
 
 def named_in_query(request: Request, models: Models) -> Serving | None:
-    """The one of several models that the query names; None if it names none. No scheduler is asked.
+    """The model that the query names; None if it names none. Asks no scheduler.
 
     Raises:
         NotFound: there is none of that name.
@@ -96,7 +96,7 @@ def named_in_query(request: Request, models: Models) -> Serving | None:
 
 
 def load_of(models: Models, engines: Sequence[EngineClient]) -> Callable[[Any], types_pb2.EngineLoad]:
-    """The load to report for a call, by its scope: of the model that it was for, or of all together."""
+    """The load to report for a call, by its scope: of its model, or of all models together."""
 
     def load(scope: Any) -> types_pb2.EngineLoad:
         serving = scope.get(SERVING)
@@ -108,7 +108,7 @@ def load_of(models: Models, engines: Sequence[EngineClient]) -> Callable[[Any], 
 
 
 def _object_in(raw: bytes) -> dict[str, Any] | None:
-    """The JSON object in `raw`; None where there is none, which the handler refuses."""
+    """The JSON object in `raw`; None if there is none, which the handler refuses."""
     try:
         value = orjson.loads(raw.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""A call over HTTP: its body, sent with it or noted when its stream began, and its context."""
+"""An HTTP call: its context and its body, which is sent with it or restored from the note of a resumed stream."""
 
 import math
 import time
@@ -33,11 +33,11 @@ class CallBody(Protocol):
 INT64 = range(-(2**63), 2**63)
 PRIORITY_HEADER = "x-vllm-priority"
 TIMEOUT_HEADER = "x-request-timeout"
-"""Pagoda's own, as the body's field `timeout`."""
+"""Pagoda's own header; the same as the body's field `timeout`."""
 
 
 def note_tenant(scope: MutableMapping[str, Any], key_id: str) -> None:
-    """The call of `scope` (ASGI's) is that of the key `key_id`."""
+    """Note that the call of `scope` (ASGI's) has shown the key `key_id`."""
     scope[TENANT] = key_id
 
 
@@ -52,7 +52,7 @@ def tenant_of(request: Request, *, serving: Serving) -> str:
 async def read_call(
     request: Request, body_type: type[Body], *, serving: Serving, path: str
 ) -> tuple[Body, Resumption | None]:
-    """The content of `request`: its body, or with a Last-Event-ID the stream to resume and the body that started it.
+    """The content of `request`: its body, or, with a Last-Event-ID, the stream to resume and the body that started it.
 
     Args:
         path: of the call, which must be that of the stream.
@@ -76,11 +76,11 @@ def call_of(
     request_id: str,
     resumption: Resumption | None = None,
 ) -> CallContext:
-    """The context of a call. A header goes before the field of the body.
+    """The context of a call. A header overrides the field of the body.
 
     Args:
-        headers: with names in small letters.
-        tenant: who calls, as `tenant_of` says.
+        headers: names in lower case.
+        tenant: the caller, as given by `tenant_of`.
 
     Raises:
         InvalidRequest: a value cannot be read or is out of its bounds; `field` names it.

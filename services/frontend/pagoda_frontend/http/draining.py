@@ -1,4 +1,4 @@
-"""The calls that a drain waits for, and the answer to calls that do not end in time."""
+"""Counts the calls that a drain waits for, and answers those that do not end in time."""
 
 import asyncio
 
@@ -11,10 +11,10 @@ from pagoda_frontend.serving.serving import RETRY_AFTER_S, Serving
 
 
 class CountCalls:
-    """Counts each POST from its head to the last byte of its answer, and what each call holds of memory.
+    """Counts each POST from its head to the last byte of its answer, and the memory that it holds.
 
-    When the server is closed and gives it up before its answer has begun: 503, which a client or a load balancer tries
-    elsewhere.
+    A call that is cancelled by the server's close before its answer began gets a 503, which a client or load balancer
+    retries at another frontend.
     """
 
     def __init__(self, app: ASGIApp, *, serving: Serving) -> None:

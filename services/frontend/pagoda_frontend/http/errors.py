@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: one JSON shape for whatever goes wrong, without paths or tracebacks."""
+"""Error responses as OpenAI's clients expect them: one JSON shape for all failures, without paths or tracebacks."""
 
 import logging
 import math
@@ -42,19 +42,19 @@ class BodyTooLarge(PagodaError):
 
 
 class NotServed(InvalidRequest):
-    """The path is for other models than the one that is served."""
+    """The path is not available for the served model."""
 
     detail = "Not Found"
-    """As FastAPI says it: vLLM has no such path then."""
+    """FastAPI's message for an unknown path: vLLM has no such path then."""
 
     @property
     def http(self) -> HttpError:
-        """Over gRPC it is a wrong argument."""
+        """Over gRPC the code is INVALID_ARGUMENT."""
         return HttpError(404, "NotFoundError")
 
 
 class ClientDisconnected(Exception):
-    """The client is gone: there is no one to answer."""
+    """The client is gone: no response can be sent."""
 
 
 def error_object(error: Exception) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def error_body(error: dict[str, Any], scope: Mapping[str, Any] | None = None, *,
     """The whole body of an error response, in the shape of the API that `scope` (ASGI's) calls.
 
     Args:
-        detail: what FastAPI says of a path that is not there, which clients of vLLM know; empty: the path is there.
+        detail: FastAPI's message for an unknown path, which clients of vLLM know; empty for a known path.
     """
     if scope is not None and route_path(scope).startswith(ANTHROPIC_PREFIX):
         return orjson.dumps(anthropic_error(error))
@@ -89,7 +89,7 @@ def error_body(error: dict[str, Any], scope: Mapping[str, Any] | None = None, *,
 
 
 def route_path(scope: Mapping[str, Any]) -> str:
-    """The path that decides which handler is called: without the root path, where the proxy has left it in."""
+    """The path that selects the handler: without the root path where the proxy did not strip it."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     rest = path.removeprefix(root)
@@ -114,7 +114,7 @@ def error_response(error: Exception, scope: Mapping[str, Any] | None = None) -> 
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give every failure of `app` the one shape."""
+    """Give every failure of `app` the same shape."""
 
     async def on_pagoda_error(request: Request, error: Exception) -> Response:
         return error_response(error, request.scope)

@@ -1,4 +1,4 @@
-"""One frontend from start to end: HTTP and gRPC on one loop, and the way down that loses no stream."""
+"""One frontend from start to end: serves HTTP and gRPC on one loop, and shuts down without losing streams."""
 
 import asyncio
 import contextlib
@@ -45,11 +45,11 @@ CLOSE_S = 2.0
 """Time for connections to send their last bytes."""
 POLL_S = 0.02
 EVENT_BYTES = 16 * 1024
-"""Bytes of bodies that count as one request for returning memory after a burst."""
+"""Bytes of request bodies that count as one event for returning memory after a burst."""
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn without signal handlers: signals are ours."""
+    """Uvicorn without signal handlers: the frontend handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -68,7 +68,7 @@ class _Part:
         return EngineCollector(load=lambda: self.engine.load, model_name=model_name)
 
     def totals(self) -> Totals:
-        """Figures of now."""
+        """The current figures."""
         load, (num_prompt_tokens, num_generation_tokens) = self.engine.load, self.metrics.token_totals()
         return Totals(
             num_prompt_tokens=num_prompt_tokens,
@@ -81,16 +81,16 @@ class _Part:
         )
 
     def moment(self) -> Moment:
-        """The same with latencies."""
+        """The current figures with latencies."""
         first_token, next_token = self.metrics.latencies()
         return Moment(totals=self.totals(), first_token=first_token, next_token=next_token)
 
 
 class FrontendServer:
-    """Serves until `drain()` or `close()`. Engines may come, go and come back meanwhile."""
+    """Serves until `drain()` or `close()`, even while engines are lost and come back."""
 
     def __init__(self, *, config: FrontendConfig) -> None:
-        """Raises ConfigError when what `config` names cannot be read, or gRPC would be plaintext over a network."""
+        """Raises ConfigError when a file in `config` cannot be read, or gRPC would be plaintext over a network."""
         if config.api_key_file is not None:
             keys = read_keys(config.api_key_file, field="api_key_file")
             config = replace(config, api_key=(*config.api_key, *keys))
@@ -236,7 +236,7 @@ class FrontendServer:
         return self.models.num_requests + num_held + self._rpc.arrivals.num_late_seen
 
     async def _follow_readiness(self) -> None:
-        """Keep grpc.health.v1 at what /ready says."""
+        """Keep grpc.health.v1 equal to /ready."""
         was_ready = False
         while True:
             is_ready = self.models.is_ready

@@ -102,7 +102,7 @@ class Messages:
 
 
 async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[list[Event], None]:
-    """The events of one answer, in their order, but for those that the client has; at the end `message` is whole."""
+    """The events of one answer in order, without those that the client already has; at the end `message` is whole."""
     run = conversation.run
     builder = BlockBuilder(id_seed=run.call.engine_id)
     has_begun = run.call.resumption is not None

@@ -1,4 +1,4 @@
-"""From a Messages body to the conversation that answers it. Pure functions."""
+"""Turns a Messages body into the conversation that answers it. Pure functions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,14 +22,14 @@ from pagoda_frontend.requests.errors import validation_message
 
 Message = dict[str, Any]
 BILLING_HEADER = "x-anthropic-billing-header"
-"""How a block begins that is no part of the system prompt."""
+"""Prefix of a block that is left out of the system prompt."""
 
 
 def chat_body_of(body: CountTokensBody) -> ChatBody:
     """The conversation that answers `body`.
 
     Raises:
-        InvalidRequest: a field asks for what is not there; `field` names it.
+        InvalidRequest: a field asks for something that is not supported; `field` names it.
     """
     fields: dict[str, Any] = {}
     for name in PASSED_ON:
@@ -67,8 +67,8 @@ def chat_body_of(body: CountTokensBody) -> ChatBody:
 
 
 def _system(system: str | Sequence[Block] | None) -> str | None:
-    """The system prompt without the block that Claude Code bills by: it differs from call to call, so that no prefix
-    would be found in the cache."""
+    """The system prompt without Claude Code's billing block, which differs in every call and would prevent prefix-cache
+    hits."""
     if system is None or isinstance(system, str):
         return system
     blocks = [block for block in system if not (block.text or "").startswith(BILLING_HEADER)]
@@ -163,7 +163,7 @@ def _tool(tool: AnthropicTool, place: str) -> dict[str, Any]:
 
 
 def _thinking(body: CountTokensBody, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Chat templates that can turn thinking on and off know it as enable_thinking."""
+    """The template variables for `thinking`: chat templates switch it by enable_thinking."""
     if body.thinking is None or body.thinking.type == "adaptive":
         return {}
     is_enabled = body.thinking.type == "enabled"
@@ -176,5 +176,5 @@ def _thinking(body: CountTokensBody, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_budget(body: CountTokensBody) -> bool:
-    """Whether `body` asks for a bound on reasoning by vLLM's name, which is no wish."""
+    """Whether `body` bounds reasoning by vLLM's field, which must be enforced."""
     return getattr(body, BUDGET, None) is not None

@@ -1,4 +1,4 @@
-"""A message as it grows, as content blocks and events of the Messages API. No engine, no HTTP."""
+"""Writes a growing message as content blocks and events of the Messages API. No engine, no HTTP."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +13,10 @@ Event = dict[str, Any]
 
 
 class BlockBuilder:
-    """Makes the content of one answer. What it tells as events and what is in `blocks` at the end are the same."""
+    """Makes the content of one answer. The events and the final `blocks` hold the same content."""
 
     def __init__(self, *, id_seed: str) -> None:
-        """`id_seed`: what ids are drawn from that the parser has left out."""
+        """`id_seed`: seed of ids that the parser has left out."""
         self._id_seed = id_seed
         self.blocks: list[dict[str, Any]] = []
         """Whole blocks, and the one that grows."""
@@ -26,7 +26,7 @@ class BlockBuilder:
         self._stop_reason: int | str | None = None
 
     def add(self, delta: MessageDelta) -> Iterator[Event]:
-        """The events of what is new."""
+        """The events for a delta."""
         if delta.reasoning:
             yield from self._text("thinking", delta.reasoning)
         if delta.content:
@@ -42,7 +42,7 @@ class BlockBuilder:
             self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
 
     def close(self) -> Iterator[Event]:
-        """The event of the end of the block that grows, if there is one."""
+        """The event that ends the growing block, if there is one."""
         if not self._is_open:
             return
         block, text = self.blocks[-1], "".join(self._parts)
@@ -85,7 +85,7 @@ class BlockBuilder:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The object that `text` is; {} where the answer was cut off within it."""
+    """The JSON object in `text`; {} where the answer was cut off within it."""
     try:
         value = exact_json.loads(text)
     except orjson.JSONDecodeError:

@@ -87,7 +87,7 @@ class MessagesBody(CountTokensBody):
     metadata: dict[str, Any] | None = None
     service_tier: Text | None = None
     thinking_token_budget: Integer | None = None
-    """As vLLM's: goes before thinking.budget_tokens, and is refused where it cannot be held."""
+    """vLLM's field: overrides thinking.budget_tokens, and is refused where it cannot be enforced."""
 
 
 BUDGET = "thinking_token_budget"
@@ -101,7 +101,7 @@ PASSED_ON = (
     "chat_template_kwargs",
     BUDGET,
 )
-"""Fields that a conversation has under the same name; those that Anthropic's API does not name are vLLM's."""
+"""Fields that have the same name in a conversation; those that are not in Anthropic's API are vLLM's."""
 
 CHAT_NAMES = {
     **names_by_chat_name(SAMPLING_FIELDS, "messages"),
@@ -111,4 +111,4 @@ CHAT_NAMES = {
     "reasoning_effort": "output_config.effort",
     BUDGET: "thinking.budget_tokens",
 }
-"""Fields of a conversation, and where their values come from here."""
+"""Fields of a conversation, and the fields of this body that give their values."""

@@ -25,10 +25,10 @@ class Latencies:
     bounds: Sequence[float]
     """Upper bounds of the buckets, seconds, without the last one's."""
     counts: Sequence[int]
-    """By bucket, each with its own values alone; one more than bounds."""
+    """Counts by bucket (not cumulative); one more than bounds."""
 
     def quantiles_since(self, before: "Latencies | None") -> list[float | None]:
-        """SHARES of what was observed since; None each where nothing was."""
+        """The quantiles SHARES of the observations since `before`; None for each if there were none."""
         counts = self.counts
         if before is not None and len(before.counts) == len(counts):
             counts = [now - then for now, then in zip(counts, before.counts, strict=True)]
@@ -37,7 +37,7 @@ class Latencies:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """Everything that a point is made of."""
+    """All figures of one point."""
 
     totals: Totals
     first_token: Latencies
@@ -71,12 +71,12 @@ class History:
         self._points.append(point)
 
     def columns(self) -> dict[str, list[float | None]]:
-        """By figure, the oldest point first: time is Unix seconds, tokens are a second, latencies seconds."""
+        """By figure, the oldest point first: time in Unix seconds, tokens per second, latencies in seconds."""
         names = list(self._points[0]) if self._points else []
         return {name: [point[name] for point in self._points] for name in names}
 
     async def keep(self, moment: Callable[[], Moment], *, period_s: float = PERIOD_S) -> None:
-        """Add a point each period. Until cancelled."""
+        """Add a point each period, until cancelled."""
         before, at = moment(), time.monotonic()
         while True:
             await asyncio.sleep(period_s)

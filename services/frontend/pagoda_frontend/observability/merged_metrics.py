@@ -1,18 +1,18 @@
-"""Metrics of several models as one text in Prometheus' format: a family once, with a sample for each model."""
+"""Merges the metrics of several models into one text in Prometheus' format: each family once, a sample per model."""
 
 import re
 from collections.abc import Iterator, Mapping
 
 OF_PROCESS = ("process_", "python_")
-"""Families of the whole process begin so: every text has the same."""
+"""Prefix of families of the whole process: they are the same in every text."""
 _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?(?P<rest> .*)")
 _MODEL_NAME = re.compile(r'(?:^|(?<=,))model_name="(?:[^"\\]|\\.)*"(?:,|$)')
 
 
 def merged(texts: Mapping[str, bytes]) -> bytes:
-    """The families of `texts`, each of which is what prometheus_client writes for the model that is its key.
+    """Merge `texts`: prometheus_client's output by model name.
 
-    Every sample of a model gets its name as the label model_name, whatever that was before.
+    Every sample of a model gets its name as the label model_name, which replaces the old one.
     """
     families: dict[str, list[str]] = {}
     for model, text in texts.items():

@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names, so that dashboards and autoscalers made for it work. One registry an app."""
+"""Prometheus metrics under vLLM's names, so that dashboards and autoscalers for vLLM work. One registry per app."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ def one_two_five(bound: int) -> list[float]:
 
 
 class ConnectionCollector(Collector):
-    """Whether the scheduler is there, and how often it was lost."""
+    """Whether the scheduler is connected, and how often it was lost."""
 
     def __init__(self, *, engine: Engine) -> None:
         self._engine = engine
@@ -62,7 +62,7 @@ class ConnectionCollector(Collector):
 
 
 class RequestMetrics:
-    """Costs and durations of requests."""
+    """Token counts and durations of requests."""
 
     def __init__(self, *, registry: CollectorRegistry, model_name: str, max_model_len: int) -> None:
         labels = (model_name, ENGINE)
@@ -197,7 +197,7 @@ class Metrics:
     """The registry of one frontend. Request metrics exist as soon as the model is known: their labels name it."""
 
     def __init__(self, *, engine: Engine, engine_collector: Callable[[str], Collector]) -> None:
-        """`engine_collector`: makes the collector of the engine's load, for a model of the name that it is given."""
+        """`engine_collector`: makes the collector of the engine's load for a model's name."""
         self._engine = engine
         self._engine_collector = engine_collector
         self._registry = CollectorRegistry()
@@ -218,7 +218,7 @@ class Metrics:
         return RequestTimer(metrics=self._requests, num_prompt_tokens=num_prompt_tokens, n=n, max_tokens=max_tokens)
 
     def count_rejection(self, message: str) -> None:
-        """Count a request that the scheduler refused; its message names the bound that would be passed."""
+        """Count a request that the scheduler refused; the message names the bound that it would exceed."""
         if self._requests is not None:
             for bound, counter in self._requests.rejections.items():
                 if bound in message:

@@ -1,4 +1,4 @@
-"""Running calls and the last ended ones for the status page. Knows no HTTP and no engine."""
+"""Keeps running and recently ended calls for the status page. Knows no HTTP and no engine."""
 
 import time
 from collections import deque
@@ -11,9 +11,9 @@ from pagoda_common.errors import PagodaError
 from pagoda_common.params.outputs import SequenceDelta
 
 MAX_ENDED = 50
-"""Calls that are kept after their end."""
+"""Number of ended calls that are kept."""
 MAX_SHOWN = 200
-"""Running calls that are shown; the oldest ones."""
+"""Number of running calls that are shown, the oldest first."""
 MAX_REASON_CHARS = 200
 
 State: TypeAlias = Literal["running", "finished", "aborted", "failed"]
@@ -33,7 +33,7 @@ class LoggedCall:
     num_finished: int = 0
     """Sequences that have ended."""
     first_token_s: float | None = None
-    """After the start."""
+    """Seconds after the start."""
     duration_s: float | None = None
     """None while it runs."""
     state: State = "running"
@@ -82,11 +82,11 @@ class RequestLog:
             self._ended.append(call)
 
     def running(self, tenant: str | None = None) -> list[LoggedCall]:
-        """Those that run, the oldest first; None: of every tenant."""
+        """The running calls, the oldest first; tenant None: of every tenant."""
         return _of(self._running.values(), tenant)[:MAX_SHOWN]
 
     def ended(self, tenant: str | None = None) -> list[LoggedCall]:
-        """The last ones that ended, the latest first."""
+        """The calls that ended last, the latest first."""
         return _of(reversed(self._ended), tenant)
 
 

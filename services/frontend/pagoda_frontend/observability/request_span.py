@@ -1,4 +1,4 @@
-"""The frontend's span of one engine request, below that of the call of the API."""
+"""The frontend's span of one engine request, a child of the API call's span."""
 
 import time
 
@@ -32,7 +32,7 @@ class RequestSpan:
         span.set(attributes)
 
     def add(self, deltas: list[SequenceDelta]) -> None:
-        """News that is given out."""
+        """Note new tokens that are given to the client."""
         for delta in deltas:
             if delta.token_ids and not self._first_ns:
                 self._first_ns = time.time_ns()
@@ -65,10 +65,10 @@ class RequestSpan:
 def start_request_span(
     request: EngineRequest, *, tracer: Tracer, above: Span | None, model_name: str
 ) -> RequestSpan | None:
-    """Begin the span of `request` and have the engine continue its trace; None when it is not sampled.
+    """Begin the span of `request` and pass its trace on to the engine; None when it is not sampled.
 
     Args:
-        above: the call's; None begins a trace of its own.
+        above: span of the call; None begins a new trace.
     """
     span = tracer.start("llm_request") if above is None else above.start("llm_request") if above.is_sampled else None
     if span is None or not span.is_sampled:

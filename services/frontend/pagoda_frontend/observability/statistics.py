@@ -1,4 +1,4 @@
-"""A line of statistics every ten seconds while there is load, as vLLM logs it. Knows counters, no requests."""
+"""Logs a line of statistics every ten seconds while there is load, as vLLM does. Knows counters, no requests."""
 
 import asyncio
 import logging
@@ -16,16 +16,16 @@ class Totals:
     """Counters and gauges of one moment."""
 
     num_prompt_tokens: float
-    """Sum over all requests that got a token."""
+    """Prompt tokens of all requests that got a token."""
     num_generation_tokens: float
     num_running_reqs: int
     num_waiting_reqs: int
     kv_cache_usage: float
     """Share of the blocks that are in use."""
     prefix_cache_queries: int
-    """Tokens that were looked for."""
+    """Tokens that were looked up in the prefix cache."""
     prefix_cache_hits: int
-    """Tokens that were found."""
+    """Tokens that were found in the prefix cache."""
 
     def is_load_since(self, before: "Totals") -> bool:
         """Whether requests are open, or tokens have come."""
@@ -51,7 +51,7 @@ def line(now: Totals, before: Totals, *, elapsed_s: float) -> str:
 
 
 async def log_statistics(totals: Callable[[], Totals], *, model: str = "", period_s: float = PERIOD_S) -> None:
-    """Log a line each period with load, and one more when it has ended. Until cancelled.
+    """Log a line each period with load, and one more after it has ended, until cancelled.
 
     Args:
         model: whose figures these are, where a frontend has several.

@@ -24,9 +24,9 @@ from pagoda_frontend.serving.serving import Serving
 
 CHAT_PATH = "/v1/chat/completions"
 MAX_STOP_STRINGS = 4
-"""OpenAI's bound for this endpoint; the others have the engine's."""
+"""OpenAI's bound for this endpoint; other endpoints have the engine's."""
 MAX_CONVERSATIONS = 1024
-"""In one batch."""
+"""Maximum number of conversations in one batch."""
 
 
 def _check_stop(body: ConversationBody) -> None:
@@ -169,7 +169,7 @@ def _envelope(body: ConversationBody, call: CallContext, model: ServedModel) -> 
 
 
 def _echo_of(body: ChatBody) -> str:
-    """The beginning of the answer: the text of the last message, if the answer continues and echoes it."""
+    """Text at the beginning of the answer: the last message, if the answer continues and echoes it."""
     is_answered = body.add_generation_prompt is not False and body.messages[-1].role != "assistant"
     if not body.echo or is_answered:
         return ""
@@ -177,7 +177,7 @@ def _echo_of(body: ChatBody) -> str:
 
 
 def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Usages as one, details included."""
+    """The sum of usages, details included."""
     total: dict[str, Any] = {}
     for usage in usages:
         for name, value in usage.items():

@@ -1,4 +1,4 @@
-"""Deltas as SSE events. What does not change within a request is encoded once; a plain token costs one small dumps."""
+"""Encodes deltas as SSE events. Constant fields of a request are encoded once; a plain token costs one small dumps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def event(payload: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkOptions:
-    """Content of the chunks of one stream besides text."""
+    """What the chunks of one stream contain besides text."""
 
     include_usage: bool = False
     continuous_usage: bool = False
@@ -35,12 +35,12 @@ class ChunkOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a chunk in the middle of a sequence has nothing but text."""
+        """Whether a chunk in the middle of a sequence has only text."""
         return not self.continuous_usage and not self.return_token_ids and self.logprobs is None
 
 
 def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None, *, has_usage: bool) -> ChunkOptions:
-    """Content of the chunks of a stream of `body`; with `has_usage`, each has the usage so far, requested or not."""
+    """What the chunks of a stream for `body` contain; with `has_usage`, each has the usage so far, requested or not."""
     asked = body.stream_options
     include_usage = has_usage or bool(asked and asked.include_usage)
     return ChunkOptions(
@@ -52,7 +52,7 @@ def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None, *, has_u
 
 
 class ChunkEncoder(ABC, Generic[Delta]):
-    """Encodes one stream. Subclasses say how a choice looks; this says when there is a chunk, and its envelope."""
+    """Encodes one stream. Subclasses write choices; this class decides when to send chunks, and writes the envelope."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ChunkEncoder(ABC, Generic[Delta]):
         return b""
 
     def delta(self, delta: Delta) -> bytes:
-        """The event for `delta`; b"" when there is nothing to tell yet."""
+        """The event for `delta`; b"" when there is nothing to send yet."""
         if self._is_plain and delta.finish_reason is None:
             return self._plain(delta)
         if delta.is_empty and not (delta.token_ids or delta.finish_reason):
@@ -90,7 +90,7 @@ class ChunkEncoder(ABC, Generic[Delta]):
         return 0
 
     def _event(self, choice: dict[str, Any], *, is_long: bool = False) -> bytes:
-        """The event of one choice, with the usage so far if it is asked for; a long one is written in pieces."""
+        """The event of one choice, with the usage so far if requested; a long event is written in pieces."""
         shown = b"".join(json_pieces(choice)) if is_long else orjson.dumps(choice, default=list)
         if self._options.continuous_usage:
             return self._head + shown + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
@@ -111,7 +111,7 @@ class ChunkEncoder(ABC, Generic[Delta]):
         """One entry of `choices`."""
 
     def _token_ids(self, delta: Delta) -> dict[str, Any]:
-        """The fields that return_token_ids adds to a choice."""
+        """Fields that return_token_ids adds to a choice."""
         return {"token_ids": delta.token_ids} if self._options.return_token_ids else {}
 
 
@@ -125,8 +125,8 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
         prompt_logprobs: Sequence[Sequence[TokenLogprobs | None] | None] = (),
         **kwargs: Any,
     ) -> None:
-        """`echo`: the prompts, when each sequence is to begin with its prompt; `prompt_logprobs`: of each prompt, there
-        with its first token."""
+        """`echo`: the prompts, when each sequence begins with its prompt; `prompt_logprobs`: of each prompt, sent with
+        its first token."""
         super().__init__(**kwargs)
         self._echo = echo
         self._prompt_logprobs = prompt_logprobs
@@ -176,7 +176,7 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
 
 
 class ChatChunks(ChunkEncoder[MessageDelta]):
-    """Chunks of /v1/chat/completions; the first one of each sequence says the role, and the prompt's ids if asked."""
+    """Chunks of /v1/chat/completions; the first of each sequence has the role, and the prompt's ids if requested."""
 
     def __init__(self, *, echo: str, **kwargs: Any) -> None:
         """`echo`: text that the answer begins with, "" for none."""
@@ -234,7 +234,7 @@ def _shown(delta: MessageDelta) -> dict[str, Any]:
 
 
 def _calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
-    """One entry for each call: clients read no second one, so a name and the arguments after it go together."""
+    """One entry per call: clients read only the first, so a call's name and its following arguments are joined."""
     shown: dict[int, dict[str, Any]] = {}
     for delta in deltas:
         if delta.index in shown:

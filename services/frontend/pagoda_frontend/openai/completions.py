@@ -145,10 +145,10 @@ class Completions:
         prompts: list[list[int]],
         model: ServedModel,
     ) -> StructuredOutputsParams | None:
-        """`constraint` with at most `budget` tokens of reasoning before what it constrains.
+        """`constraint` with at most `budget` tokens of reasoning before the constrained text.
 
         Raises:
-            InvalidRequest: the budget cannot be held, or prompts differ in whether they have begun to reason.
+            InvalidRequest: the budget cannot be enforced, or only some prompts end inside reasoning.
         """
         bounded = [
             with_thinking_budget(
@@ -162,19 +162,19 @@ class Completions:
             for text, ids in zip(texts, prompts, strict=True)
         ]
         if any(one != bounded[0] for one in bounded):
-            message = f"{BUDGET} needs prompts that have all begun to reason, or none"
+            message = f"{BUDGET} needs prompts that all end inside reasoning, or none that does"
             raise InvalidRequest(message, field=BUDGET)
         return bounded[0]
 
     async def _prompts(
         self, body: CompletionBody, model: ServedModel, truncation: Truncation | None
     ) -> tuple[list[str | None], list[list[int]]]:
-        """Texts to be echoed (None where token ids are given) and token ids of the prompts."""
+        """Texts to echo (None where token ids are given) and token ids of the prompts."""
         given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if isinstance(body.prompt, list) and given and isinstance(given[0], int):
             given = [given]
         if not given:
-            raise InvalidRequest("prompt is empty: there must be at least one", field="prompt")
+            raise InvalidRequest("prompt is empty: it must have at least one entry", field="prompt")
         if len(given) > MAX_PROMPTS:
             raise InvalidRequest(f"there may be at most {MAX_PROMPTS} prompts, got {len(given)}", field="prompt")
         texts: list[str | None] = []

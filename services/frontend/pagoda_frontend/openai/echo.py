@@ -1,4 +1,4 @@
-"""The prompt at the beginning of a completion, with its log probabilities when they are asked for."""
+"""Echoes the prompt at the beginning of a completion, with its log probabilities when they are requested."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,7 +10,7 @@ from pagoda_frontend.openai.logprobs import LogprobWriter
 
 
 class Echo:
-    """One prompt to be echoed."""
+    """One prompt to echo."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Echo:
     ) -> None:
         """
         Args:
-            text: the prompt as it was given; None where token ids were given, whose special tokens are shown, too.
+            text: the prompt as given; None where token ids were given, whose special tokens are shown too.
         """
         self._skips = text is not None
         self.text = tokenizer.decode(token_ids, skip_special_tokens=False) if text is None else text
@@ -31,10 +31,10 @@ class Echo:
         self._logprobs = logprobs
 
     def put_before(self, choice: dict[str, Any], positions: Sequence[TokenLogprobs | None] | None) -> None:
-        """Begin a choice of a completion with the prompt.
+        """Put the prompt at the beginning of a completion's choice.
 
         Args:
-            choice: text and logprobs are changed.
+            choice: its text and logprobs are changed in place.
             positions: log probabilities of the prompt's tokens, if they are requested.
         """
         choice["text"] = self.text + choice["text"]

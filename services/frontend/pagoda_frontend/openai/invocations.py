@@ -1,4 +1,4 @@
-"""POST /invocations, the one path that SageMaker calls: generation or pooling, whichever the body asks for."""
+"""POST /invocations, the one path that SageMaker calls: generation or pooling, depending on the body."""
 
 from fastapi import Request, Response
 from starlette.types import Message
@@ -32,10 +32,10 @@ class Invocations:
         self._serving = serving
 
     async def create(self, request: Request) -> Response:
-        """Answer as /v1/chat/completions if there are messages, as /v1/completions if there is a prompt (SageMaker).
+        """Answer as /v1/chat/completions if the body has messages, as /v1/completions if it has a prompt (SageMaker).
 
         A pooling model answers as /v1/embeddings, /classify or /pooling, by its first task, and as /rerank or /score if
-        there is a query.
+        the body has a query.
 
         Raises:
             PagodaError: the request is wrong, was refused, or failed.

@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two shapes: parallel lists for completions, one object a token for conversations."""
+"""Log probabilities in OpenAI's two shapes: parallel lists for completions, one object per token for conversations."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pagoda_frontend.openai.mapped import Mapped
 from pagoda_frontend.openai.protocol import ChatBody, GenerationBody
 
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot write."""
+"""Replaces minus infinity, which JSON cannot write."""
 
 
 def _finite(logprob: float) -> float:
@@ -21,16 +21,17 @@ def _finite(logprob: float) -> float:
 
 
 def _top(position: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
-    """The likeliest tokens, at most `num_top` (-1: all there are), each once."""
+    """The likeliest tokens, at most `num_top` (-1: all), each once."""
     unique = dict(zip(position.token_ids, position.logprobs, strict=True))
     ranked = sorted(unique.items(), key=lambda item: -item[1])
     return ranked if num_top == -1 else ranked[:num_top]
 
 
 def prompt_logprobs_by_id(positions: Sequence[TokenLogprobs | None] | None, tokenizer: Tokenizer) -> Mapped | None:
-    """vLLM's shape of prompt_logprobs: one object per prompt token, from token ids (as text) to what is known of each.
+    """vLLM's shape of prompt_logprobs: one object per prompt token, from token id (as text) to logprob, rank and
+    decoded token.
 
-    null for a token without a distribution (the first), and in place of the list when none was asked for.
+    null for a token without a distribution (the first), and instead of the list when none is requested.
     """
 
     def shown(position: TokenLogprobs | None) -> dict[str, dict[str, Any]] | None:
@@ -55,7 +56,7 @@ class LogprobWriter:
 
     tokenizer: Tokenizer
     num_top: int
-    """Tokens per position besides the sampled one; -1 is all."""
+    """Number of tokens per position besides the sampled one; -1 is all."""
     as_token_ids: bool = False
     """Write tokens as "token_id:123" instead of their text."""
 
@@ -63,7 +64,7 @@ class LogprobWriter:
         return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.token_text(token_id)
 
     def _distinct(self, token_id: int) -> str:
-        """A name for a token whose text another one has: the bytes of a part of a character, else the id."""
+        """A name for a token whose text another token shares: the bytes of a partial character, else the id."""
         raw = self.tokenizer.token_bytes(token_id) or b""
         if raw.decode(errors="replace").encode() == raw:
             return f"token_id:{token_id}"
@@ -72,7 +73,8 @@ class LogprobWriter:
     def for_completion(self, positions: Sequence[TokenLogprobs | None], text_offsets: Sequence[int]) -> dict[str, Any]:
         """tokens, token_logprobs, top_logprobs (the sampled token included) and text_offset.
 
-        Where a position is None, token_logprobs and top_logprobs have null; `tokens` are those of `for_prompt` then.
+        Where a position is None (only for `for_prompt`, which gives `tokens`), token_logprobs and top_logprobs have
+        null.
         """
         return {
             "text_offset": list(text_offsets),
@@ -84,7 +86,7 @@ class LogprobWriter:
     def for_prompt(
         self, token_ids: Sequence[int], positions: Sequence[TokenLogprobs | None], text_offsets: Sequence[int]
     ) -> dict[str, Any]:
-        """As `for_completion`, of an echoed prompt: a token without a distribution (the first) has null."""
+        """As `for_completion`, for an echoed prompt: a token without a distribution (the first) has null."""
         return self.for_completion(positions, text_offsets) | {"tokens": Mapped(self._text, token_ids)}
 
     def for_chat(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class LogprobWriter:
         return {"content": Mapped(self._with_top, positions), "refusal": None}
 
     def _named(self, position: TokenLogprobs | None) -> dict[str, float] | None:
-        """Log probabilities by the tokens' names."""
+        """Log probabilities by token name."""
         if position is None:
             return None
         sampled = (position.token_ids[0], position.logprobs[0])
@@ -117,10 +119,10 @@ class LogprobWriter:
 def logprob_writer(
     body: GenerationBody, tokenizer: Tokenizer, num_top: int | None, *, as_token_ids: bool
 ) -> LogprobWriter | None:
-    """The writer of the log probabilities asked for; None when none are.
+    """The writer of the requested log probabilities; None when none are requested.
 
     Args:
-        as_token_ids: write tokens as token_id:N where the body does not say.
+        as_token_ids: write tokens as token_id:N unless the body says otherwise.
     """
     if num_top is None:
         return None
@@ -132,10 +134,11 @@ def logprob_writer(
 
 
 def num_top_logprobs(body: ChatBody, *, max_logprobs: int, vocab_size: int) -> int | None:
-    """Top log probabilities per token of a conversation; None when no log probabilities are asked for.
+    """Top log probabilities per token of a conversation; None when no log probabilities are requested.
 
     Raises:
-        InvalidRequest: more are asked for than `max_logprobs`; -1 of them is `vocab_size`, a bound of -1 is none.
+        InvalidRequest: more are requested than `max_logprobs` allows (-1 means no bound); a request of -1 means
+        `vocab_size`.
     """
     top = body.top_logprobs
     if top is not None:

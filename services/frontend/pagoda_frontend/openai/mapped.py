@@ -1,4 +1,4 @@
-"""Mapped: a list for an answer whose items are made when they are written, so that not all exist at once; and how."""
+"""Mapped: a list for answers whose items are made when they are written, so that they never all exist at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
@@ -6,13 +6,13 @@ from typing import Any, overload
 from pagoda_common.text import exact_json
 
 PIECE_ITEMS = 1024
-"""Items of a list that are written at once."""
+"""Number of items of a list that are written at once."""
 PIECE_MADE_ITEMS = 64
-"""The same where items are made when they are written: each is a position with up to some hundred log probabilities."""
+"""The same for `Mapped`, where each item is a position with up to some hundred log probabilities."""
 
 
 class Mapped(Sequence[Any]):
-    """What `make` makes of each of `items`, each time that it is read. Equal to the list of these."""
+    """A list of `make(item)` for each of `items`, made at every read. Equal to a list with the same content."""
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, so no hash, as lists have none
 
@@ -45,7 +45,7 @@ class Mapped(Sequence[Any]):
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
-    """`value` as JSON, its long lists in pieces: each holds the interpreter while it is written."""
+    """`value` as JSON in pieces, cut within long lists, because writing a piece holds the interpreter."""
     if isinstance(value, dict) and any(isinstance(item, list | dict | Mapped) for item in value.values()):
         mark = b"{"
         for name, item in value.items():

@@ -12,11 +12,11 @@ Integer = int
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Bool = bool
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Values that OpenAI's API, Anthropic's or vLLM name; none turns thinking off."""
+"""Values of OpenAI's API, Anthropic's API and vLLM; none turns thinking off."""
 Text = Annotated[str, Strict()]
 Item = TypeVar("Item")
 Items: TypeAlias = Annotated[list[Item], Field(fail_fast=True)]
-"""A list whose first wrong item ends its reading: no error is made for each."""
+"""A list that stops validation at its first wrong item, instead of making an error for each."""
 TokenIds = Items[Annotated[int, Strict()]]
 
 
@@ -40,9 +40,10 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 def with_sampling_fields(body: type[Body]) -> type[Body]:
-    """`body` with every sampling field that chat completions and completions share and that it does not define.
+    """Add to `body` every sampling field that chat completions and completions share and that it does not define.
 
-    It defines those that have a type of their own, and those that code reads by name."""
+    It defines fields with a special type, and fields that code reads by name.
+    """
     missing: dict[str, Any] = {
         row.name: (SAMPLING_TYPES[row.kind] | None, None)
         for row in SAMPLING_FIELDS.values()
@@ -52,12 +53,12 @@ def with_sampling_fields(body: type[Body]) -> type[Body]:
 
 
 class StreamOptions(RequestBody):
-    """Content of a stream besides text."""
+    """What a stream contains besides text."""
 
     include_usage: Bool | None = None
-    """A last chunk with the usage of the whole request."""
+    """Send a last chunk with the usage of the whole request."""
     continuous_usage_stats: Bool | None = None
-    """The usage so far in every chunk."""
+    """Add the usage so far to every chunk."""
 
 
 @with_sampling_fields
@@ -73,17 +74,17 @@ class GenerationBody(RequestBody):
     logit_bias: dict[str, Number] | None = None
     add_special_tokens: Bool | None = None
     truncate_prompt_tokens: Integer | None = None
-    """Keep this many tokens of the prompt; -1 is what max_tokens leaves of the context."""
+    """Keep this many tokens of the prompt; -1: as many as max_tokens leaves in the context."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where tokens are dropped; None is left."""
+    """The side where tokens are dropped; None is left."""
     prompt_logprobs: Integer | None = None
-    """Top log probabilities per prompt token; -1 is the vocabulary."""
+    """Top log probabilities per prompt token; -1: the whole vocabulary."""
     logprob_token_ids: Items[Integer] | None = None
     """Show the log probabilities of these tokens instead of the likeliest ones."""
     response_format: dict[str, Any] | None = None
-    """OpenAI's: text, json_object, json_schema or structural_tag."""
+    """OpenAI's field: text, json_object, json_schema or structural_tag."""
     structured_outputs: dict[str, Any] | None = None
-    """vLLM's: exactly one of json, regex, choice, grammar, json_object and structural_tag."""
+    """vLLM's field: exactly one of json, regex, choice, grammar, json_object and structural_tag."""
     vllm_xargs: dict[str, Any] | None = None
     """Arguments of logits processors."""
     return_token_ids: Bool | None = None
@@ -114,20 +115,21 @@ class CompletionBody(GenerationBody):
     logprobs: Integer | None = None
     best_of: Integer | None = None
     thinking_token_budget: Integer | None = None
-    """Most tokens of reasoning before its end is forced; -1 for no bound. It holds for prompts that end alike."""
+    """Maximum number of reasoning tokens before the end of reasoning is forced; -1 for no bound. All prompts must be in
+    the same state of reasoning."""
 
 
 class ContentPart(RequestBody):
     """One part of a message's content; only text is understood."""
 
     type: Text = "text"
-    """Those of Responses, input_text and output_text, are the same; refusal has the field of its name."""
+    """text, or the equal input_text and output_text of Responses; a refusal has the field of that name."""
     text: Text | None = None
     refusal: Text | None = None
 
 
 class CalledFunction(RequestBody):
-    """The called function and its arguments."""
+    """The function that is called, and its arguments."""
 
     name: Text
     arguments: Text | dict[str, Any] | None = None
@@ -135,7 +137,7 @@ class CalledFunction(RequestBody):
 
 
 class MessageToolCall(RequestBody):
-    """One call that the assistant made."""
+    """One tool call of the assistant."""
 
     id: Text | None = None
     type: Literal["function"] = "function"
@@ -146,10 +148,10 @@ class ChatMessage(RequestBody):
     """One message of a conversation. Other fields go to the chat template as they are."""
 
     role: Text
-    """system, developer, user, assistant, tool, or one that the chat template names."""
+    """system, developer, user, assistant, tool, or another role that the chat template names."""
     content: Text | Items[Text | ContentPart] | None = None
     tool_calls: Items[MessageToolCall] | None = None
-    """Calls that the assistant made."""
+    """Tool calls of the assistant."""
     tool_call_id: Text | None = None
     """The call that a tool message answers."""
     reasoning: Text | None = None
@@ -162,31 +164,31 @@ class EmbeddingBody(RequestBody):
     model: Text | None = None
     input: Text | Items[Text] | TokenIds | Items[TokenIds] | None = None
     messages: Items[ChatMessage] | None = None
-    """A conversation in place of `input`, as the chat template writes it (vLLM's)."""
+    """A conversation instead of `input`, rendered by the chat template (vLLM's)."""
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
     chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
-    """How each embedding is written; base64 and bytes are of `embed_dtype`. bytes: the body is the values alone, and
-    the header `metadata` says where each embedding is; bytes_only: without the header."""
+    """How each embedding is written; base64 and bytes use `embed_dtype`. bytes: the body has only the values, and the
+    header `metadata` says where each embedding is; bytes_only: without the header."""
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Data type for base64 and bytes; None is float32."""
     endianness: Literal["native", "big", "little"] | None = None
     """Byte order for base64 and bytes; None is little."""
     dimensions: Integer | None = None
-    """Values of an embedding: nothing else than the model has."""
+    """Length of an embedding: one that the model supports."""
     use_activation: Bool | None = None
     """False: embeddings are not normalised."""
     normalize: Bool | None = None
     """Older name of use_activation."""
     prompt_name: Text | None = None
-    """A prompt of the checkpoint's files that goes before each text."""
+    """Name of a prompt in the checkpoint's files, which is put before each text."""
     add_special_tokens: Bool | None = None
     truncate_prompt_tokens: Integer | None = None
-    """Keep this many tokens of each input; -1 is as many as the context has."""
+    """Keep this many tokens of each input; -1: as many as fit the context."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where tokens are dropped; None is right for models that only pool, else left."""
+    """The side where tokens are dropped; None is right for models that only pool, else left."""
     priority: Integer | None = None
     timeout: Number | None = None
     """Seconds after which the request fails with 504 (Pagoda's own)."""
@@ -201,9 +203,9 @@ class Function(RequestBody):
     name: Text
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    """JSON schema of the arguments, an object; None is a function without any."""
+    """JSON schema of the arguments, an object; None for a function without arguments."""
     strict: Bool | None = None
-    """Have the arguments match the schema also where the model is free to call or not."""
+    """Make the arguments match the schema even where the model is free to call or not."""
 
 
 class Tool(RequestBody):
@@ -234,7 +236,7 @@ class AllowedTools(RequestBody):
 
 
 class AllowedToolsChoice(RequestBody):
-    """The model may call these tools alone."""
+    """The model may call only these tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -255,15 +257,15 @@ class ConversationBody(GenerationBody):
     """For chat templates that show documents."""
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
-    """None is auto where there are tools."""
+    """None means auto if there are tools."""
     parallel_tool_calls: Bool | None = None
     """False: at most one call in a message."""
     reasoning_effort: ReasoningEffort | None = None
-    """A variable of the chat template; none also turns thinking off."""
+    """A variable of the chat template; the value none also turns thinking off."""
     include_reasoning: Bool | None = None
     """False: the model reasons, but the reasoning is not shown."""
     thinking_token_budget: Integer | None = None
-    """Most tokens of reasoning before its end is forced; -1 for no bound."""
+    """Maximum number of reasoning tokens before the end of reasoning is forced; -1 for no bound."""
 
 
 class ChatBody(ConversationBody):
@@ -276,7 +278,7 @@ class ChatBatchBody(ConversationBody):
     """POST /v1/chat/completions/batch."""
 
     messages: Items[Items[ChatMessage]]
-    """Conversations, which are answered on their own."""
+    """Conversations, each of which is answered separately."""
 
 
 class TokenizeBody(RequestBody):
@@ -298,7 +300,7 @@ class ReloadWeightsBody(RequestBody):
     """POST /reload_weights."""
 
     model: Text
-    """Directory or hub id, as the workers reach it."""
+    """Directory or hub id that the workers can reach."""
     revision: Text | None = None
     group: Annotated[int, Field(strict=True, ge=0, lt=2**32)] | None = None
     """Number of a worker group; None is all."""
@@ -308,13 +310,13 @@ class LoadLoraAdapterBody(RequestBody):
     """POST /v1/load_lora_adapter."""
 
     lora_name: Text
-    """By which requests ask for it, as for a model."""
+    """Name by which requests ask for the adapter, as for a model."""
     lora_path: Text
-    """Directory or hub id, as the workers reach it."""
+    """Directory or hub id that the workers can reach."""
     base_model_name: Text | None = None
-    """Model that it was made for; shown as its parent."""
+    """Model that the adapter was made for; shown as its parent."""
     load_inplace: Bool | None = None
-    """Take the place of the weights that the name has."""
+    """Replace the weights of an adapter of the same name."""
 
 
 class UnloadLoraAdapterBody(RequestBody):
@@ -322,7 +324,7 @@ class UnloadLoraAdapterBody(RequestBody):
 
     lora_name: Text
     lora_int_id: Integer | None = None
-    """As vLLM's; the name decides."""
+    """vLLM's field; the name decides."""
 
 
 class DetokenizeBody(RequestBody):

@@ -1,4 +1,4 @@
-"""The answers that the OpenAPI document promises. Handlers write these shapes themselves."""
+"""The response bodies that the OpenAPI document describes. Handlers write these shapes themselves."""
 
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class AnthropicErrorAnswer(BaseModel):
 
 
 class UnauthorizedAnswer(BaseModel):
-    """The call shows none of the API keys."""
+    """The call has no valid API key."""
 
     error: Literal["Unauthorized"]
 
@@ -60,9 +60,9 @@ class ReloadWeightsAnswer(BaseModel):
     num_groups: int
     """Worker groups that hold the new weights."""
     seconds: float
-    """In all; the old weights have served for most of it."""
+    """Total seconds; the old weights served for most of them."""
     pause_s: float
-    """Longest time in which one group did not serve."""
+    """Maximum seconds for which one group did not serve."""
 
 
 class VersionAnswer(BaseModel):
@@ -114,7 +114,7 @@ class DetokenizeAnswer(BaseModel):
 
 
 class TokenizerInfoAnswer(BaseModel):
-    """GET /tokenizer_info: tokenizer_config.json, and more."""
+    """GET /tokenizer_info: the content of tokenizer_config.json, and more."""
 
     tokenizer_class: str
     chat_template: str | None
@@ -156,9 +156,9 @@ class EmbeddingObject(BaseModel):
     index: int
     object: Literal["embedding"]
     embedding: list[float] | str
-    """As text: base64 of little-endian float32."""
+    """A text is base64 of little-endian float32."""
     num_pieces: int | None = None
-    """Number of pieces of a text that exceeds the context; the result is the mean of their vectors."""
+    """Number of pieces of a text that exceeds the context; the embedding is the mean of their vectors."""
 
 
 class EmbeddingAnswer(BaseModel):
@@ -183,7 +183,7 @@ class AssistantMessage(BaseModel):
     audio: None
     function_call: None
     tool_calls: list[dict[str, Any]]
-    """Empty when the model calls nothing."""
+    """Empty when the model calls no tool."""
     reasoning: str | None
 
 

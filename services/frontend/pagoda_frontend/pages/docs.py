@@ -1,4 +1,4 @@
-"""/docs and /redoc: FastAPI's pages about the API, with scripts from here, so that they work without the internet."""
+"""/docs and /redoc: FastAPI's pages about the API, with scripts served from here, so that they work offline."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ TITLE = "Pagoda"
 
 
 def add_docs_pages(app: FastAPI) -> None:
-    """Serve both pages and what they load; a proxy may add a prefix (root_path)."""
+    """Serve both pages and the files that they load; a proxy may add a prefix (root_path)."""
 
     async def swagger(request: Request) -> Response:
         prefix = str(request.scope.get("root_path", ""))

@@ -1,4 +1,4 @@
-"""The OpenAPI document: of each path the body, the answers and the errors. Knows no engine."""
+"""The OpenAPI document: describes the body, the answers and the errors of each path. Knows no engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +17,14 @@ BEARER = "bearer"
 REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
-    404: "Nothing has that name.",
-    409: "The worker cannot: the weights are not there, damaged, or of another model.",
+    404: "There is nothing of that name.",
+    409: "The worker cannot load the weights: they are missing, damaged, or of another model.",
     413: "The body is too large.",
-    429: "So much of this client waits already as one client may have.",
+    429: "This client has as many waiting requests as one client may have.",
     500: "The server failed.",
-    501: "The workers are of an earlier version, which does not do this.",
-    503: "The server is not ready, or has too much to do.",
-    504: "The request's own time limit is over.",
+    501: "The workers run an earlier version, which does not support this.",
+    503: "The server is not ready, or overloaded.",
+    504: "The request exceeded its own time limit.",
 }
 GENERATION_ERRORS = (400, 404, 413, 429, 500, 503, 504)
 EVENT_STREAM: dict[str, Any] = {"text/event-stream": {}}
@@ -37,7 +37,8 @@ class Paths:
         self._app = app
         self._has_api_keys = has_api_keys
         self._models: dict[JsonSchemaMode, list[type[BaseModel]]] = {"validation": [], "serialization": []}
-        """What is read and what is answered. FastAPI would prepare to serialize each of them for each path."""
+        """Models of bodies (validation) and answers (serialization). FastAPI would prepare a serializer of each for
+        each path."""
         app.openapi = self._document  # type: ignore[method-assign]  # FastAPI's own way
 
     def add(
@@ -55,11 +56,11 @@ class Paths:
         """Serve `path`.
 
         Args:
-            body: what is sent as JSON.
-            answer: what is answered with 200 as JSON; None where it is not JSON.
-            errors: statuses besides 200; those of missing keys and wrong methods are known.
+            body: the JSON request body.
+            answer: the JSON body of a 200; None where it is not JSON.
+            errors: statuses besides 200; those for missing keys and wrong methods are added.
             media: further contents of the 200, by media type.
-            query: parameters in the query, as the document has them.
+            query: query parameters, in the form of the document.
         """
         is_anthropic = path.startswith(ANTHROPIC_PREFIX)
         shape = AnthropicErrorAnswer if is_anthropic else ErrorAnswer
@@ -70,7 +71,7 @@ class Paths:
         if self._has_api_keys and path.startswith(GUARDED_PREFIXES):
             extra["security"] = [{BEARER: []}]
             refusal = AnthropicErrorAnswer if is_anthropic else UnauthorizedAnswer
-            description = "The call shows none of the API keys."
+            description = "The call has no valid API key."
             responses[401] = {"description": description, "content": self._json(refusal)}
         content = (self._json(answer) if answer is not None else {}) | (media or {})
         responses[200] = {"description": "Success.", "content": content}
@@ -111,7 +112,7 @@ class Paths:
 
 
 def _clean(operation: dict[str, Any]) -> None:
-    """Take away what FastAPI adds by itself and is not so."""
+    """Remove parts that FastAPI adds by itself and that are not true here."""
     responses = operation["responses"]
     responses.pop("422", None)
     operation.pop("description", None)

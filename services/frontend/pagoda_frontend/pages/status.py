@@ -34,13 +34,13 @@ HEADERS = {
 
 
 def add_status_page(app: FastAPI) -> None:
-    """Serve the page. It asks /metrics, /ready and the API like any other client, with a key that its reader types."""
+    """Serve the page. It calls /metrics, /ready and the API like any other client, with a key that its reader types."""
     for path, (name, media_type) in FILES.items():
         app.add_route(path, serve_file((FOLDER / name).read_bytes(), media_type), include_in_schema=False)
 
 
 def serve_file(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    """A handler that answers with `content`, or 304 where the client has it already."""
+    """A handler that answers with `content`, or with 304 if the client already has it."""
     tag = f'"{sha256(content).hexdigest()[:16]}"'
 
     async def answer(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The shapes of answers with vectors, labels, scores and ranks."""
+"""The response bodies with vectors, labels, scores and ranks."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class ClassifyObject(BaseModel):
 
     index: int
     label: str
-    """The likeliest."""
+    """The likeliest label."""
     probs: list[float]
     num_classes: int
 
@@ -75,10 +75,10 @@ class ScoreAnswer(BaseModel):
 
 
 class RankedDocument(BaseModel):
-    """A document's place."""
+    """A document's relevance."""
 
     index: int
-    """Among the documents of the request."""
+    """Index of the document in the request."""
     document: dict[str, str] | None = None
     relevance_score: float
 
@@ -99,7 +99,7 @@ class CohereEmbedAnswer(BaseModel):
 
     id: str
     embeddings: dict[str, list[Any]]
-    """By type."""
+    """Embeddings by type."""
     texts: list[str]
     meta: dict[str, Any]
 
@@ -110,7 +110,7 @@ def written(
     dtype: EmbedDtype | None = None,
     endianness: Endianness | None = None,
 ) -> Any:
-    """Values as they stand in an answer: themselves, or base64 of their bytes."""
+    """Values in the form of an answer: as numbers, or as base64 of their bytes."""
     if encoding_format == "base64":
         return base64.b64encode(to_bytes(values, dtype, endianness)).decode("ascii")
     return np.ascontiguousarray(values)
@@ -124,7 +124,7 @@ def bytes_answer(
     endianness: Endianness | None = None,
     has_metadata: bool,
 ) -> Response:
-    """An answer whose body is the values of all inputs; `head`: what stands in its header beside their places."""
+    """An answer whose body is the values of all inputs; `head`: what its header contains besides the place of each."""
     parts = [to_bytes(one, dtype, endianness) for one in values]
     places, start = [], 0
     for index, (one, part) in enumerate(zip(values, parts, strict=True)):
@@ -139,7 +139,8 @@ def bytes_answer(
 def cohere_forms(vectors: Sequence[Embedding], types: Sequence[str]) -> dict[str, list[Any]]:
     """Vectors in Cohere's types.
 
-    int8 and uint8 are the values of a normalised vector over -1 to 1; binary and ubinary the signs, eight a byte.
+    int8 and uint8 map the values of a normalised vector from -1 to 1; binary and ubinary hold the signs, eight per
+    byte.
     """
     return {name: [_cohere_form(vector, name) for vector in vectors] for name in dict.fromkeys(types)}
 

@@ -1,4 +1,4 @@
-"""Values as bytes: the data types and orders of vLLM's embed_dtype and endianness. Knows arrays alone."""
+"""Values as bytes: the data types and byte orders of vLLM's embed_dtype and endianness. Knows only arrays."""
 
 import functools
 import sys
@@ -10,14 +10,14 @@ import numpy.typing as npt
 EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness: TypeAlias = Literal["native", "big", "little"]
 _FP8 = {"fp8_e4m3": (4, 3, 0x7E), "fp8_e5m2": (5, 2, 0x7B)}
-"""Bits of exponent and mantissa, and the code of the largest number."""
+"""By data type: bits of exponent and mantissa, and the code of the largest number."""
 
 
 def to_bytes(values: npt.ArrayLike, dtype: EmbedDtype | None = None, endianness: Endianness | None = None) -> bytes:
     """Values one after the other, rounded to nearest, ties to even.
 
     Args:
-        dtype: None is float32; fp8 keeps what is larger than its largest number at that.
+        dtype: None is float32; fp8 clips values to its largest number.
         endianness: None is little.
     """
     given = np.ascontiguousarray(values, dtype=np.float32)

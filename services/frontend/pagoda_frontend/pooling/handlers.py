@@ -35,11 +35,11 @@ from pagoda_frontend.serving.serving import Serving
 
 COHERE_TYPES = ("search_document", "search_query", "classification", "clustering", "image")
 JSON_FACTOR = 5
-"""Size of JSON for each byte of its values: up to 20 digits for four bytes."""
+"""Bytes of JSON for each byte of the values: up to 20 digits for four bytes."""
 BYTES_FACTOR = 2
-"""The same where the answer is the values' bytes: in parts, and as a whole."""
+"""The same for answers of bytes: in parts, and as a whole."""
 SCORING: tuple[PoolingTask, ...] = ("score", "embed", "token_embed")
-"""Tasks of which scores come; vectors are compared."""
+"""Tasks that scores are made from; vectors are compared."""
 COHERE_META = {"api_version": {"version": "2"}}
 
 
@@ -198,12 +198,12 @@ class PoolingCalls:
 async def values_answer(
     body: Any, done: Pooled, made: Sequence[Embedding], *, name: str, kind: str, serving: Serving
 ) -> Response:
-    """The answer of /v1/embeddings and /pooling, as the body's encoding_format asks for it.
+    """The answer of /v1/embeddings and /pooling, in the body's encoding_format.
 
     Args:
-        made: of each input.
+        made: the result of each input.
         name: of the field with the values.
-        kind: what each is called.
+        kind: the `object` of each entry.
     """
     size = sum(values.nbytes for values in done.values)
     if body.encoding_format in ("bytes", "bytes_only"):
@@ -233,7 +233,7 @@ async def values_answer(
 
 
 async def json_answer(answer: dict[str, Any], done: Pooled, *, serving: Serving) -> Response:
-    """JSON, written beside the event loop where it is long."""
+    """JSON, written on a thread where it is long."""
     size = sum(values.nbytes for values in done.values)
     hold_more(JSON_FACTOR * size)
     text = await serving.work.run_sized(lambda: orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), num_bytes=size)
@@ -257,7 +257,7 @@ def _listed(body: Any, done: Pooled, data: list[dict[str, Any]]) -> dict[str, An
 
 
 def _cohere_prompt(input_type: str | None, model: ServedModel) -> str:
-    """The prompt for a text of this type; Cohere's own types, which its clients must send, may have none."""
+    """The prompt for a text of this type; Cohere's own types, which its clients must send, may have no prompt."""
     prompts = model.prompt_files
     if input_type is not None and input_type not in (*COHERE_TYPES, *prompts.prompts):
         known = ", ".join(dict.fromkeys([*prompts.prompts, *COHERE_TYPES]))
@@ -271,7 +271,7 @@ def _params(body: PoolingBody, task: PoolingTask, *, dimensions: int | None = No
 
 
 def _limit(body: PoolingBody, field: str) -> int:
-    """Tokens that are kept of a text of each pair, in bodies that have pairs; 0: all."""
+    """Maximum number of tokens that are kept of one text of each pair, in bodies with pairs; 0: all."""
     most = getattr(body, field, None) or 0
     if most < 0:
         raise InvalidRequest(f"{field} must be a non-negative integer, got {most}", field=field)

@@ -1,4 +1,4 @@
-"""The inputs of pooling from a body with `input` or `messages`. Knows bodies; no engine."""
+"""Reads the inputs of pooling from a body with `input` or `messages`. Knows bodies; no engine."""
 
 from typing import Any, cast
 
@@ -13,7 +13,8 @@ async def inputs_of(body: Any, model: ServedModel, *, serving: Serving) -> list[
     """Texts and token ids of /v1/embeddings, /pooling and /classify; a conversation is one list of token ids.
 
     Raises:
-        InvalidRequest: there are neither or both, the conversation cannot be written, or it must not bring a template.
+        InvalidRequest: the body has neither or both, the conversation cannot be rendered, or templates in requests are
+        not allowed.
     """
     if body.messages is not None:
         if body.input is not None:

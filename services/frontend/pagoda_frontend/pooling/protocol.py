@@ -8,18 +8,18 @@ from pagoda_frontend.openai.protocol import Bool, ChatMessage, Integer, Items, N
 
 
 class PoolingBody(RequestBody):
-    """Fields that all of them share."""
+    """Fields that all pooling bodies share."""
 
     model: Text | None = None
     add_special_tokens: Bool | None = None
     truncate_prompt_tokens: Integer | None = None
-    """Keep this many tokens of each text; -1 is as many as the model takes."""
+    """Keep this many tokens of each text; -1: as many as the model takes."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where tokens are dropped; None is right for models that only pool, else left."""
+    """The side where tokens are dropped; None is right for models that only pool, else left."""
     use_activation: Bool | None = None
-    """Whether labels and scores pass the model's activation, and whether embeddings are normalised."""
+    """Whether the model's activation is applied to labels and scores, and whether embeddings are normalised."""
     normalize: Bool | None = None
-    """Whether embeddings are normalised; goes before use_activation."""
+    """Whether embeddings are normalised; overrides use_activation."""
     priority: Integer | None = None
     timeout: Number | None = None
     """Seconds after which the request fails with 504 (Pagoda's own)."""
@@ -33,13 +33,13 @@ class InputBody(PoolingBody):
 
     input: Text | Items[Text] | TokenIds | Items[TokenIds] | None = None
     messages: Items[ChatMessage] | None = None
-    """A conversation in place of `input`, as the chat template writes it."""
+    """A conversation instead of `input`, rendered by the chat template."""
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
     chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prompt_name: Text | None = None
-    """A prompt of the checkpoint's files that goes before each text."""
+    """Name of a prompt in the checkpoint's files, which is put before each text."""
 
 
 class PoolBody(InputBody):
@@ -49,7 +49,7 @@ class PoolBody(InputBody):
     """None: the model's first one."""
     dimensions: Integer | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
-    """As of /v1/embeddings."""
+    """As in /v1/embeddings."""
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     endianness: Literal["native", "big", "little"] | None = None
 
@@ -62,13 +62,13 @@ class PairsBody(PoolingBody):
     """Fields of pairs of texts."""
 
     max_tokens_per_query: Integer | None = None
-    """Tokens that are kept of each query; 0 keeps all."""
+    """Maximum number of tokens that are kept of each query; 0 keeps all."""
     max_tokens_per_doc: Integer | None = None
-    """Tokens that are kept of each document; 0 keeps all."""
+    """Maximum number of tokens that are kept of each document; 0 keeps all."""
 
 
 class ScoreBody(PairsBody):
-    """POST /score: one text against several, or as many against as many."""
+    """POST /score: one text against several, or two lists of equal length in pairs."""
 
     text_1: Text | Items[Text] | None = Field(
         None, validation_alias=AliasChoices("text_1", "queries", "query", "data_1")
@@ -90,7 +90,7 @@ class RerankBody(PairsBody):
     query: Text
     documents: Items[Text | RerankDocument]
     top_n: Integer | None = None
-    """Give this many, the best; None or 0 gives all."""
+    """Return this many of the best documents; None or 0 returns all."""
     return_documents: Bool | None = None
 
 
@@ -111,4 +111,4 @@ class CohereEmbedBody(PoolingBody):
     output_dimension: Integer | None = None
     max_tokens: Integer | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
-    """Where a text that is too long is cut; None is END, as Cohere does."""
+    """The side where a text that is too long is cut; None is END, as at Cohere."""

@@ -1,4 +1,4 @@
-"""Which paths a model answers. Knows its tasks; no bodies and no engine."""
+"""Says which paths a model serves. Knows its tasks; no bodies and no engine."""
 
 from pagoda_common.params.pooling_params import PoolingTask, task_refusal
 from pagoda_frontend.http.errors import NotServed
@@ -6,11 +6,11 @@ from pagoda_frontend.serving.served_model import ServedModel
 
 
 def check_served(model: ServedModel, task: PoolingTask, *others: PoolingTask) -> None:
-    """Check that a path is for this model.
+    """Check that this model serves a path.
 
     Args:
-        task: what the path does.
-        others: tasks by which it can be done as well.
+        task: task of the path.
+        others: further tasks that can serve the path.
 
     Raises:
         NotServed: the model has none of them.

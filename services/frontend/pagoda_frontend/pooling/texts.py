@@ -1,4 +1,4 @@
-"""From texts, pairs and token ids to prompts, many at a time on the work pool. Knows no endpoint."""
+"""Turns texts, pairs and token ids into prompts, many at a time on the work pool. Knows no endpoint."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,14 +14,14 @@ from pagoda_frontend.serving.serving import Serving
 
 
 async def pooling_prompts(given: Sequence[Given], maker: PromptMaker, *, serving: Serving) -> list[PoolingPrompt]:
-    """The prompt of each.
+    """The prompt of each text.
 
     Raises:
-        InvalidRequest, RequestTooLong: one is empty or does not fit the context, or they are too many or none.
+        InvalidRequest, RequestTooLong: a text is empty or does not fit the context, or there are none or too many.
     """
     field = maker.field
     if not given:
-        raise InvalidRequest(f"{field} is empty: there must be at least one", field=field)
+        raise InvalidRequest(f"{field} is empty: it must have at least one entry", field=field)
     if len(given) > MAX_INPUTS:
         raise InvalidRequest(f"there may be at most {MAX_INPUTS} inputs, got {len(given)}", field=field)
     for place, one in enumerate(given):
@@ -50,7 +50,7 @@ def maker_of(
     max_document_tokens: int = 0,
     splits_long: bool = False,
 ) -> PromptMaker:
-    """How a model's prompts are made; arguments as of PromptMaker."""
+    """Makes a model's prompts; arguments as in PromptMaker."""
     prompts = model.prompts
     return PromptMaker(
         tokenizer=model.tokenizer,
@@ -69,7 +69,7 @@ def maker_of(
 
 
 def _parts(given: Sequence[Given]) -> list[list[Given]]:
-    """Runs of inputs that a thread takes at a time."""
+    """Batches of inputs, each for one turn of a thread."""
     parts: list[list[Given]] = []
     room = 0
     for one in given:
@@ -89,10 +89,10 @@ def _num_chars(one: Given) -> int:
 
 
 def truncation_for(body: Any, model: ServedModel) -> Truncation | None:
-    """How inputs are cut: models that only pool keep the beginning, with the special tokens around it.
+    """How inputs are truncated: models that only pool keep the beginning, with the special tokens around it.
 
     Raises:
-        InvalidRequest: a bound is broken; `field` names the field.
+        InvalidRequest: a value is out of its bounds; `field` names the field.
     """
     side: Side | None = body.truncation_side or ("right" if model.only_pools else None)
     return truncation_of(body.truncate_prompt_tokens, side, max_tokens=0, max_model_len=model.max_model_len)

@@ -1,4 +1,4 @@
-"""One call's texts through the engine, and scores of pairs. Knows no HTTP and no messages."""
+"""Sends one call's texts through the engine, and scores pairs. Knows no HTTP and no messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class PoolingCall:
     add_special_tokens: bool = True
     truncation: Truncation | None = None
     prefix: str = ""
-    """Goes before each text that is no pair."""
+    """Prompt that is put before each text that is not a pair."""
     max_query_tokens: int = 0
-    """Tokens that are kept of the first text of a pair; 0: all."""
+    """Maximum number of tokens that are kept of the first text of a pair; 0: all."""
     max_document_tokens: int = 0
-    """Tokens that are kept of the second text of a pair; 0: all."""
+    """Maximum number of tokens that are kept of the second text of a pair; 0: all."""
     cache_salt: str | None = None
 
 
@@ -45,17 +45,16 @@ class Pooled:
 
     run: Run
     values: list[Embedding]
-    """One a text; of a text in pieces, the mean."""
+    """One per text; for a text in pieces, the mean."""
     prompts: list[PoolingPrompt]
 
     def of_task(self, task: PoolingTask, place: int) -> Embedding:
-        """Values of an input as a task gives them: [size], or [num_tokens, size], or the lexical weight of each token
-        [num_tokens]."""
+        """Values of an input by task: [size], [num_tokens, size], or the lexical weight of each token [num_tokens]."""
         is_lexical = task == "token_classify" and not self.run.model.labels
         return self.by_token(place) if task in PER_TOKEN and not is_lexical else self.values[place]
 
     def by_token(self, place: int) -> Embedding:
-        """[num_tokens, size] of an input; some poolings leave out the first token."""
+        """[num_tokens, size] of an input; some pooling methods leave out the first token."""
         values, num_tokens = self.values[place], len(self.prompts[place].token_ids)
         for num_rows in (num_tokens, num_tokens - 1):
             if num_rows and len(values) % num_rows == 0:
@@ -63,7 +62,7 @@ class Pooled:
         return values.reshape(-1, 1)
 
     def num_pieces(self, place: int) -> int:
-        """Number of pieces of an input; usually one."""
+        """Number of pieces of an input; usually 1."""
         return len(self.prompts[place].pieces)
 
 
@@ -71,7 +70,7 @@ async def pool_texts(asked: PoolingCall, given: Sequence[Given], params: Pooling
     """The result of each text; long texts are embedded in pieces with `enable_long_inputs`.
 
     Raises:
-        PagodaError: a text is wrong, or the engine refused or failed it.
+        PagodaError: a text is invalid, or the engine refused it or failed.
     """
     check_cache_salt(asked.cache_salt)
     maker = maker_of(
@@ -103,7 +102,7 @@ async def pool_texts(asked: PoolingCall, given: Sequence[Given], params: Pooling
 async def score_pairs(
     asked: PoolingCall, pairs: list[tuple[str, str]], params: PoolingParams, *, serving: Serving
 ) -> tuple[list[float], Pooled]:
-    """A score for each pair: of a model that scores, or by the vectors of its two texts; errors as in `pool_texts`."""
+    """A score for each pair, from a model that scores or from the texts' vectors; errors as in `pool_texts`."""
     tasks = asked.model.pooling_tasks
     if "score" in tasks:
         done = await pool_texts(asked, pairs, params, serving=serving)
@@ -133,7 +132,7 @@ async def score_pairs(
 
 
 def ranked(scores: Sequence[float], top_n: int | None) -> list[int]:
-    """Places by falling score, the first ones of equals first; at most `top_n`, if that is not 0."""
+    """Indices by descending score, equal scores in their order; at most `top_n`, if that is not 0."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
 
 

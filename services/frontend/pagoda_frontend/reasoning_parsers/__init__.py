@@ -1,4 +1,4 @@
-"""How models mark their reasoning. Plugins derive from `ReasoningParser` and call `register_reasoning_parser`."""
+"""Parsers of models' reasoning. Plugins derive from `ReasoningParser` and call `register_reasoning_parser`."""
 
 from pagoda_frontend.reasoning_parsers.base import ReasoningParser, TaggedReasoningParser
 from pagoda_frontend.reasoning_parsers.registry import register_reasoning_parser

@@ -1,6 +1,7 @@
-"""Base of reasoning parsers: text in as it arrives, reasoning and answer out. Knows no HTTP, no engine, no tokens.
+"""Base class of reasoning parsers: text in as it arrives, reasoning and answer out. Knows no HTTP, no engine, no
+tokens.
 
-As with tool calls, a parser decides by the text alone, never by how it was cut into pieces.
+As with tool calls, the result depends only on the text, never on how it was cut into pieces.
 """
 
 from abc import ABC, abstractmethod
@@ -15,12 +16,12 @@ class ReasoningParser(ABC):
     markers: ClassVar[tuple[str, ...]] = ()
     """Markers of the start and end of reasoning. If one is a special token, the text must include special tokens."""
     end: ClassVar[str] = ""
-    """The marker after the reasoning; where it is one token, structured output begins after it."""
+    """The end marker of the reasoning; if it is a single token, structured output begins after it."""
 
     def __init__(self, *, prompt: str) -> None:
         """`prompt`: the rendered conversation, whose end may open or close the reasoning."""
         self.is_over = False
-        """All that comes is the answer."""
+        """All further text is the answer."""
         self.call_openers: tuple[str, ...] = ()
         """Marker of a tool call. A call ends reasoning that is never closed, and is otherwise part of it."""
 
@@ -31,7 +32,7 @@ class ReasoningParser(ABC):
 
     @property
     def is_told_empty(self) -> bool:
-        """Whether reasoning without text is sent as an empty text."""
+        """Whether empty reasoning is sent as an empty text."""
         return False
 
     @abstractmethod
@@ -51,11 +52,11 @@ class TaggedReasoningParser(ReasoningParser):
     label: ClassVar[str] = ""
     """Text at the beginning of reasoning that is not part of it."""
     tells_empty: ClassVar[bool] = False
-    """The reasoning of a model that opens its thoughts and has none is an empty text, not nothing."""
+    """If the model opens its reasoning and writes none, the reasoning is an empty text instead of None."""
     trims: ClassVar[bool] = True
-    """White space around the reasoning belongs to the tags; else reasoning and answer are as the model wrote them."""
+    """White space around the reasoning is part of the tags; else reasoning and answer stay as the model wrote them."""
     is_assumed: ClassVar[bool] = False
-    """A text without start marker is reasoning too, unless the prompt has closed it."""
+    """A text without a start marker is reasoning too, unless the prompt has closed it."""
 
     def __init__(self, *, prompt: str) -> None:
         super().__init__(prompt=prompt)
@@ -66,7 +67,7 @@ class TaggedReasoningParser(ReasoningParser):
         self._text = ""
         self._held = ""
         self._has_opened = False
-        """There is reasoning, though it may be empty."""
+        """Whether there is reasoning, though it may be empty."""
         self._has_reasoned = False
         self._is_behind = False
 
@@ -136,23 +137,23 @@ class TaggedReasoningParser(ReasoningParser):
         return text
 
     def _without_end(self, text: str) -> str:
-        """`text` without what belongs to the tag, should the tag follow."""
+        """`text` without white space that would be part of a following tag."""
         return text.rstrip() if self.trims else text
 
     def _without_start(self, text: str) -> str:
-        """`text`, which follows the tag, without what belongs to the tag."""
+        """`text`, which follows the tag, without white space that is part of the tag."""
         return text.lstrip() if self.trims else text
 
 
 class TaggedAnswerParser(TaggedReasoningParser):
-    """The answer has tags too, which are not part of it."""
+    """Parser for models whose answer has tags too, which are dropped."""
 
     answer_tags: ClassVar[tuple[str, str]]
 
     def __init__(self, *, prompt: str) -> None:
         super().__init__(prompt=prompt)
         self._has_answered = False
-        """It is known whether there are tags around the answer."""
+        """Whether it is known if there are tags around the answer."""
         self._is_tagged = False
 
     def _answer(self, *, is_last: bool) -> str:

@@ -1,4 +1,4 @@
-"""How the families of models mark their reasoning."""
+"""The reasoning parsers of model families."""
 
 from pagoda_frontend.reasoning_parsers.base import ReasoningParser, TaggedAnswerParser, TaggedReasoningParser
 from pagoda_frontend.tool_parsers.harmony import HarmonyParser
@@ -19,13 +19,13 @@ class DeepSeekR1Parser(TaggedReasoningParser):
 
 
 class ThinkParser(DeepSeekR1Parser):
-    """The same, where a message without thoughts has no reasoning: OLMo 3 Think, Step 3, Nemotron 3."""
+    """The same, but a message without thoughts has no reasoning (None): OLMo 3 Think, Step 3, Nemotron 3."""
 
     tells_empty = False
 
 
 class Step3p5Parser(ThinkParser):
-    """The same, where one line break before the end and one after it belong to it: Step 3.5."""
+    """The same, but one line break before the end tag and one after it are part of the tag: Step 3.5."""
 
     def _without_end(self, text: str) -> str:
         return text.removesuffix("\n")
@@ -35,7 +35,7 @@ class Step3p5Parser(ThinkParser):
 
 
 class Qwen3Parser(ThinkParser):
-    """The same where the model may also answer at once: Qwen 3, GLM 4.5, SmolLM 3."""
+    """The same, but the model may also answer at once: Qwen 3, GLM 4.5, SmolLM 3."""
 
     is_assumed = False
 
@@ -102,7 +102,7 @@ class Ernie45ReasoningParser(TaggedAnswerParser):
 
 
 class MinimaxAppendThinkParser(ReasoningParser):
-    """All is the answer, with the ``<think>`` that the prompt has taken from it: MiniMax M2, for clients that send
+    """All text is the answer, with the ``<think>`` that the prompt already contains: MiniMax M2, for clients that send
     its reasoning back."""
 
     end = "</think>"

@@ -1,4 +1,4 @@
-"""Reasoning parsers by name, and how plugins add theirs."""
+"""Registry of reasoning parsers, to which plugins add theirs."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -52,7 +52,7 @@ _PARSERS: dict[str, type[ReasoningParser]] = {
 
 
 def register_reasoning_parser(*names: str) -> Callable[[type[Parser]], type[Parser]]:
-    """Decorates a `ReasoningParser` of a plugin: it is chosen by ``--reasoning-parser`` under `names`."""
+    """Decorator that registers a plugin's `ReasoningParser` under `names`, for ``--reasoning-parser``."""
 
     def register(parser: type[Parser]) -> type[Parser]:
         _PARSERS.update(dict.fromkeys(names, parser))
@@ -62,7 +62,7 @@ def register_reasoning_parser(*names: str) -> Callable[[type[Parser]], type[Pars
 
 
 def reasoning_parser_names() -> list[str]:
-    """All that are known."""
+    """The names of all registered parsers."""
     return sorted(_PARSERS)
 
 
@@ -70,7 +70,7 @@ def find_reasoning_parser(name: str) -> type[ReasoningParser]:
     """The parser called `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no parser of that name.
     """
     if name not in _PARSERS:
         known = ", ".join(reasoning_parser_names())

@@ -1,1 +1,1 @@
-"""From what a client asks to requests of the engine, and their outputs. Knows no shape of an API."""
+"""Turns clients' requests into engine requests, and collects their outputs. Knows no API's shape."""

@@ -1,4 +1,4 @@
-"""One call of the API, whatever it asks: who calls, how urgently, for how long, under which id, and what it resumes."""
+"""CallContext: who makes an API call, its priority, time limit and id, and the stream that it resumes."""
 
 import re
 import uuid
@@ -23,10 +23,10 @@ class CallContext:
     request_id: str
     """The client's id of the call."""
     engine_id: str
-    """What its request is called in the engine: unique, and the same at a frontend that resumes it. Where a call has
-    several, each has its number after it."""
+    """Id of its request in the engine: unique, and the same at a frontend that resumes it. If a call has several
+    requests, a number is appended to each."""
     created: int
-    """Unix time in seconds; of a call that is resumed, when it first came."""
+    """Unix time in seconds; for a resumed call, the arrival of the first attempt."""
     tenant: str = ""
     """Owner of the call; policy fair divides time between tenants."""
     priority: int = 0
@@ -36,12 +36,12 @@ class CallContext:
     span: Span | None = None
     """Span of the call; None if calls are not traced."""
     note: bytes = b""
-    """For a frontend that resumes this call's stream when this one is gone; empty: none may."""
+    """Key by which another frontend can resume this call's stream; empty: it cannot be resumed."""
     resumption: Resumption | None = None
     """The stream that this call resumes."""
 
     def noting(self, body: BaseModel | str, *, path: str, **more: Any) -> "CallContext":
-        """This call as one whose stream another frontend may resume; arguments as in `note_of`."""
+        """This call, with a stream that another frontend may resume; arguments as in `note_of`."""
         return replace(self, note=note_of(body, path=path, created=self.created, **more))
 
     def part(self, place: int) -> "CallContext":
@@ -59,7 +59,7 @@ def begin_call(
     timeout_s: float = 0.0,
     resumption: Resumption | None = None,
 ) -> CallContext:
-    """A new call, or the one that `resumption` resumes: then under its ids, and made when it was made."""
+    """A new call, or the one that `resumption` resumes, with that call's ids and time."""
     if resumption is not None:
         request_id, created = resumption.response_id, resumption.created
     return CallContext(
@@ -75,12 +75,12 @@ def begin_call(
 
 
 def claimed_tenant(headers: Mapping[str, str]) -> str:
-    """Whom a caller of a server without keys says to be, in `headers` (names in small letters)."""
+    """The tenant that a caller of a server without keys names in `headers` (names in lower case)."""
     return headers.get(TENANT_HEADER, "")[:MAX_TENANT_CHARS]
 
 
 def unique_id(prefix: str, suffix: str | None = None) -> str:
-    """A request id: `prefix` and what the client gave, else something random."""
+    """A request id: `prefix` and the client's id, else a random one."""
     if suffix:
         return prefix + re.sub(r"[^A-Za-z0-9_.:-]", "_", suffix[:MAX_REQUEST_ID_CHARS])
     return prefix + uuid.uuid4().hex

@@ -27,13 +27,13 @@ NOT_WITH_BEAM_SEARCH = [
     if row.search == "refused"
     for name in dict.fromkeys((row.name_in("chat") or row.name, row.name))
 ]
-"""Fields that shape sampling, by their names in bodies and in SamplingParams: the search judges by the model's own
-probabilities."""
+"""Sampling fields that a beam search refuses, by their names in bodies and in SamplingParams: the search uses the
+model's own probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """How many sequences are returned and generated for each prompt."""
+    """Number of sequences that are returned and generated for each prompt."""
 
     n: int
     """Sequences returned."""
@@ -43,7 +43,7 @@ class Choices:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the best of more sequences are returned."""
+        """Whether more sequences are generated than returned."""
         return self.num_generated > self.n
 
     def best(self, sequences: Sequence[CollectedSequence]) -> list[CollectedSequence]:
@@ -74,9 +74,9 @@ def choices_of(
     """The options of `body`.
 
     Args:
-        best_of: None where the endpoint has no such field.
-        with_logprobs: the client asked for log probabilities.
-        beam_search: None takes the body's.
+        best_of: None if the endpoint has no such field.
+        with_logprobs: the client requests log probabilities.
+        beam_search: None takes the body's value.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -104,7 +104,7 @@ def choices_of(
 
 
 def check_searchable(asked: GenerationBody | SamplingParams, *, with_logprobs: bool) -> None:
-    """Refuse what does not go with a beam search.
+    """Refuse fields that a beam search does not support.
 
     Raises:
         InvalidRequest: `field` names the field.

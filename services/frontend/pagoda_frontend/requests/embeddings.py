@@ -1,4 +1,4 @@
-"""Inputs of an embedding request, and what the engine has made of them."""
+"""Checks the options of embedding requests, and reads the engine's results."""
 
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import Embedding
@@ -36,7 +36,7 @@ def embedding_of(sequence: CollectedSequence) -> Embedding:
     """The engine's result for an input.
 
     Raises:
-        PagodaError: CANCELLED, someone has aborted it.
+        PagodaError: CANCELLED, the request was aborted.
     """
     if sequence.embedding is None:
         raise PagodaError("the request was aborted", code=Code.CANCELLED)

@@ -1,4 +1,4 @@
-"""From texts to token ids on threads, no more of a text than its use may need. Knows no conversation."""
+"""Tokenizes texts on threads, no more of each than its use may need. Knows no conversation."""
 
 from functools import partial
 
@@ -9,24 +9,25 @@ from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.requests.params import too_long
 
 LONG_TEXT_CHARS = 64 * 1024
-"""Texts up to here are tokenized whole, whatever their use."""
+"""Characters up to which a text is always tokenized whole."""
 LEAST_TOKEN_CHARS = 128
-"""A token is taken to stand for up to this many characters, also where the vocabulary has no such one."""
+"""Characters per token that are assumed at least, even where the vocabulary has no such long token."""
 USUAL_TOKEN_CHARS = 8
-"""More than tokens of usual texts have: what is longer than so many times the context is tried in pieces first."""
+"""Characters per token above that of usual texts: a text longer than this times the context is first tried in pieces.
+"""
 NUM_CUT_TOKENS = 64
-"""Tokens that a cut through a text may make or lose."""
+"""Number of tokens that cutting a text may add or remove."""
 MAX_COUNTED_CHARS = 1024**2
-"""Maximum for a text whose tokens are only counted or shown, which may exceed the context."""
+"""Maximum characters of a text whose tokens are only counted or shown, which may exceed the context."""
 
 
 class TextEncoder:
-    """Tokenizes for one model. What it costs is bounded by the context, not by the text."""
+    """Tokenizes for one model. The cost is bounded by the context, not by the text."""
 
     def __init__(
         self, *, tokenizer: Tokenizer, work: WorkPool, max_model_len: int, longest_token_chars: int = 0
     ) -> None:
-        """`longest_token_chars`: of the vocabulary, or less where it is not known."""
+        """`longest_token_chars`: characters of the vocabulary's longest token, or less where it is not known."""
         self._tokenizer = tokenizer
         self._work = work
         self._max_model_len = max_model_len
@@ -41,15 +42,15 @@ class TextEncoder:
         truncation: Truncation | None = None,
         is_counted: bool = False,
     ) -> list[int]:
-        """Token ids of `text`, or what `truncation` keeps of them.
+        """Token ids of `text`, or those that `truncation` keeps.
 
         Args:
-            field: of the request, which the text comes from.
-            is_counted: the ids are not for the model: there may be more than the context holds.
+            field: the request's field that holds the text.
+            is_counted: the ids are not for the model, so there may be more than the context holds.
 
         Raises:
             RequestTooLong: the text is certainly longer than the context.
-            InvalidRequest: it is too long to be counted.
+            InvalidRequest: the text is too long to be counted.
             QueueFull: too many texts wait to be tokenized.
         """
         if is_counted:
@@ -67,13 +68,13 @@ class TextEncoder:
         )
 
     def check_length(self, num_chars: int, *, field: str) -> None:
-        """Raises RequestTooLong when a text of so many characters does not fit, whatever it says."""
+        """Raises RequestTooLong when a text of `num_chars` characters cannot fit, whatever its content."""
         least = num_chars // self._token_chars
         if num_chars > LONG_TEXT_CHARS and least >= self._max_model_len:
             raise RequestTooLong(too_long(f"at least {least}", self._max_model_len), field=field)
 
     def check_counted(self, num_chars: int, field: str) -> None:
-        """Raises InvalidRequest when a text of so many characters is too long to be tokenized whole."""
+        """Raises InvalidRequest when a text of `num_chars` characters is too long to be tokenized whole."""
         bound = max(MAX_COUNTED_CHARS, USUAL_TOKEN_CHARS * self._max_model_len)
         if num_chars > bound:
             raise InvalidRequest(f"{field} must have at most {bound} characters, got {num_chars}", field=field)

@@ -1,4 +1,4 @@
-"""Errors of a request, with the sender's names of fields. Knows no HTTP and no gRPC."""
+"""Errors of a request, with the client's field names. Knows no HTTP and no gRPC."""
 
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,11 +8,11 @@ from typing import Any
 from pagoda_common.errors import PagodaError
 
 MAX_REPORTED_ERRORS = 10
-"""How many wrong fields of a body an error names."""
+"""Maximum number of wrong fields that an error names."""
 
 
 class _Shown(reprlib.Repr):
-    """The beginning of a value that may be megabytes."""
+    """The beginning of a value, which may be megabytes long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ _shown = _Shown()
 
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors from within name the field that the client knows; `names`: by the field that an inner layer knows."""
+    """Rename the field of errors raised within to the client's name; `names`: client's names by inner names."""
     try:
         yield
     except PagodaError as error:
@@ -39,7 +39,7 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 def validation_message(errors: Sequence[Any]) -> str:
     """Pydantic's errors in one line: ``max_tokens: Input should be a valid integer (got 'x') [int_parsing]; …``.
 
-    What is wrong stands in brackets, by pydantic's name for it: programs look for it, because vLLM shows it.
+    Pydantic's error type stands in brackets, because vLLM shows it and programs look for it.
     """
     lines = []
     for error in errors[:MAX_REPORTED_ERRORS]:

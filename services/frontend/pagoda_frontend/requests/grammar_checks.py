@@ -1,4 +1,4 @@
-"""GrammarChecks: whether a constraint can be compiled, known before the engine sees the request. Knows no grammar."""
+"""GrammarChecks: checks that a constraint compiles before the engine sees the request. Knows no grammar."""
 
 import asyncio
 import hashlib
@@ -15,17 +15,17 @@ from pagoda_frontend.budget.helpers import HelperPool, JobFailed
 from pagoda_frontend.requests.structured import renamed
 
 COMPILE_S = 20.0
-"""A constraint that is not compiled by then is refused; long before, by the processor time that it takes."""
+"""Wall-clock seconds after which a constraint is refused; the limit on processor time usually ends it much earlier."""
 MAX_KNOWN = 4096
-"""Answers that are remembered, a hundred bytes each."""
+"""Number of cached results, of about 100 bytes each."""
 TOO_COMPLEX = "structured_outputs is too complex to be compiled"
 
 Key = bytes
-"""Digest of a constraint, which may have 256 KiB."""
+"""Digest of a constraint, which may be 256 KiB long."""
 
 
 class GrammarChecks:
-    """Asks processes of their own, which are started with the first constraint and started again when one breaks."""
+    """Checks in helper processes, which start with the first constraint and restart after a failure."""
 
     def __init__(
         self, *, tokenizer: str, revision: str | None, vocab_size: int, eos_token_ids: Sequence[int] = ()
@@ -35,20 +35,20 @@ class GrammarChecks:
         command = [sys.executable, "-m", "pagoda_common.grammar.grammar_process"]
         command += [tokenizer, revision or "", str(vocab_size), ends]
         self.helpers = HelperPool(command, what="constraints to be compiled", max_job_s=COMPILE_S)
-        """The processes."""
+        """The helper processes."""
         self._known: OrderedDict[Key, str | None] = OrderedDict()
         self._running: dict[Key, asyncio.Task[str | None]] = {}
 
     async def check(self, params: StructuredOutputsParams | None, *, field: str = "structured_outputs") -> None:
-        """Return when an output can be made under `params`; None always can.
+        """Return if `params` compile; None needs no check.
 
         Args:
             field: the request's field that `params` come from.
 
         Raises:
-            InvalidRequest: it cannot be compiled, or not within the bounds on time and memory.
-            QueueFull: too many others wait.
-            NotReady: the process does not start, or `close` was called.
+            InvalidRequest: the constraint cannot be compiled, or not within the bounds on time and memory.
+            QueueFull: too many constraints wait.
+            NotReady: a process cannot be started, or `close` was called.
         """
         if params is None:
             return

@@ -1,4 +1,5 @@
-"""From a request body to SamplingParams: the model's defaults, the bounds of vocabulary and context, what is off."""
+"""Turns a request body into SamplingParams: applies the model's defaults, checks vocabulary and context, refuses
+unsupported fields."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -13,20 +14,21 @@ from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_frontend.openai.protocol import GenerationBody, RequestBody
 
 COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for completions. Conversations get what is left of the context."""
+"""OpenAI's default for completions. Conversations get the rest of the context."""
 
 _BY_HAND = ("max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
-"""Fields that have other meanings in bodies than in SamplingParams, or another name."""
+"""Fields with another name or meaning in bodies than in SamplingParams."""
 _PLAIN = [row for row in SAMPLING_FIELDS.values() if row.apis and row.kind != "other" and row.name not in _BY_HAND]
-"""Fields that go from a body into SamplingParams as they are."""
+"""Fields that are copied from a body into SamplingParams."""
 
 MAX_PROMPT_LOGPROBS = 1024**2
-"""Entries of one answer, over all prompts: about 80 MB of JSON."""
+"""Maximum number of entries in one answer, over all prompts: about 80 MB of JSON."""
 MAX_OUTPUT_LOGPROBS = 4 * 1024**2
-"""Entries of the outputs of a call with several sequences, which may be held until the last one ends: about 350 MB."""
+"""Maximum number of entries in the outputs of a call with several sequences, which may be held until the last one ends:
+about 350 MB."""
 MAX_CACHE_SALT_CHARS = 128
 NOT_IN_CACHE_SALT = "@/\\\0"
-"""Characters that keys of cache stores give a meaning of their own."""
+"""Characters with a special meaning in keys of cache stores."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -37,7 +39,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "repetition_detection": (),
 }
-"""Fields that ask for what is not there yet, with the values (besides null) that ask for nothing."""
+"""Fields that are not supported yet, with the values (besides null) that have no effect."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -45,9 +47,9 @@ class SamplingDefaults:
     """Sampling defaults of the model's generation_config.json."""
 
     values: Mapping[str, Any]
-    """By the names of SamplingParams; absent where the file is silent."""
+    """By field name of SamplingParams; only those that the file sets."""
     max_new_tokens: int | None
-    """Most tokens of any request."""
+    """Maximum tokens of any request."""
 
     def __init__(self, *, max_new_tokens: int | None = None, **values: Any) -> None:
         object.__setattr__(self, "values", values)
@@ -67,10 +69,10 @@ def sampling_defaults(generation_config_json: str) -> SamplingDefaults:
 
 
 def check_supported(body: GenerationBody) -> None:
-    """Refuse what would silently be done differently than asked.
+    """Refuse fields that would be ignored silently.
 
     Raises:
-        InvalidRequest: a field asks for what is not supported yet; `field` names it.
+        InvalidRequest: a field asks for something that is not supported yet; `field` names it.
     """
     check_unsupported(body, UNSUPPORTED)
     if body.stream_options is not None and not body.stream:
@@ -81,7 +83,7 @@ def check_supported(body: GenerationBody) -> None:
 
 
 def check_unsupported(body: RequestBody, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises InvalidRequest when a field that `body` does not define has a value besides those in `unsupported`."""
+    """Raises InvalidRequest when a field that `body` does not define has a value that is not in `unsupported`."""
     extra = body.model_extra or {}
     for name in unsupported.keys() & extra.keys():
         if extra[name] is not None and extra[name] not in unsupported[name]:
@@ -118,8 +120,8 @@ def make_sampling_params(
     Args:
         logprobs: top log probabilities per output token; None for none.
         prompt_logprobs: the same for prompt tokens.
-        n: sequences to generate, when it is not the body's n.
-        is_search: a beam search, which has no temperature and filters nothing.
+        n: number of sequences to generate, if not the body's n.
+        is_search: this is a beam search, which has no temperature and no filters.
 
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.
@@ -190,7 +192,7 @@ def check_prompt_logprobs(params: SamplingParams, *, num_prompt_tokens: int, voc
 def check_output_logprobs(params: Sequence[SamplingParams], *, vocab_size: int) -> None:
     """Raises InvalidRequest when the log probabilities of all outputs may be more than an answer can hold.
 
-    One sequence may always have them: the context bounds it.
+    One sequence is always accepted, because the context bounds it.
 
     Args:
         params: one per prompt, with max_tokens that fit the context.
@@ -218,7 +220,7 @@ def check_token_ids(token_ids: Sequence[int], *, vocab_size: int, field: str) ->
 
 
 def fit_to_context(params: SamplingParams, *, num_prompt_tokens: int, max_model_len: int, field: str) -> SamplingParams:
-    """`params` with max_tokens cut to what the prompt leaves of the context.
+    """`params` with max_tokens limited to the room that the prompt leaves in the context.
 
     Raises:
         InvalidRequest: the prompt is empty.
@@ -237,7 +239,7 @@ def fit_to_context(params: SamplingParams, *, num_prompt_tokens: int, max_model_
 
 
 def too_long(num_tokens: str, max_model_len: int) -> str:
-    """Words by which clients such as LiteLLM recognize a full context."""
+    """A message that clients such as LiteLLM recognize as a full context."""
     return (
         f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_tokens} tokens "
         f"and at least one must be left for the output."

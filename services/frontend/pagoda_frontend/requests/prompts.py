@@ -1,4 +1,4 @@
-"""From what clients write to prompt token ids: texts, token ids, conversations through the chat template."""
+"""Makes prompt token ids from texts, token ids, and conversations (by the chat template)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +19,13 @@ from pagoda_frontend.requests.params import check_token_ids, too_long
 from pagoda_frontend.requests.template_helpers import TemplateHelpers
 
 NOT_IN_KWARGS = ("messages", "chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message")
-"""Variables of a chat template that have a field of their own."""
+"""Template variables that have their own request field."""
 PART_FIELDS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Where parts of a content have their text, by type."""
+"""The field that holds the text of a content part, by type."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles that may be in any conversation."""
+"""Roles that are valid in any conversation."""
 OWN_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content", "function_call")
-"""Fields of a message that chat templates get in a shape of their own, or not at all."""
+"""Fields of a message that chat templates get in another shape, or not at all."""
 
 
 class Prompts:
@@ -41,7 +41,7 @@ class Prompts:
         work: WorkPool | None = None,
         longest_token_chars: int = 0,
     ) -> None:
-        """`longest_token_chars`: as of TextEncoder."""
+        """`longest_token_chars`: as in TextEncoder."""
         self._work = WorkPool() if work is None else work
         self._encoder = TextEncoder(
             tokenizer=tokenizer,
@@ -80,7 +80,7 @@ class Prompts:
     def from_token_ids(
         self, token_ids: Sequence[int], *, field: str, truncation: Truncation | None = None
     ) -> list[int]:
-        """`token_ids`, or what `truncation` keeps of them, checked against the vocabulary.
+        """`token_ids`, or those that `truncation` keeps, checked against the vocabulary.
 
         Raises:
             InvalidRequest: an id is not in the vocabulary.
@@ -107,7 +107,7 @@ class Prompts:
         truncation: Truncation | None = None,
         is_counted: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation, or what `truncation` keeps of them; `is_counted` as in `TextEncoder.encode`.
+        """Token ids of a conversation, or those that `truncation` keeps; `is_counted` as in `TextEncoder.encode`.
 
         Raises:
             InvalidRequest: the messages or the template do not allow it.
@@ -141,7 +141,7 @@ class Prompts:
         tools: Sequence[Tool] | None = None,
         documents: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The conversation as the chat template writes it; arguments and errors as `from_messages`."""
+        """The conversation rendered by the chat template; arguments and errors as in `from_messages`."""
         if not messages:
             raise InvalidRequest("messages is empty: there must be at least one message", field="messages")
         if continue_final_message and add_generation_prompt:
@@ -195,14 +195,14 @@ class Prompts:
 
     @property
     def score_template(self) -> str | None:
-        """Jinja text that writes a query and a document as one text; None: there is none."""
+        """Jinja text that renders a query and a document as one text; None if there is none."""
         return score_template(self._chat_template or self._tokenizer.chat_template)
 
     def check_length(self, num_chars: int, *, field: str, is_cut: bool) -> None:
-        """Raises RequestTooLong when a text of so many characters does not fit, whatever it says.
+        """Raises RequestTooLong when a text of `num_chars` characters cannot fit, whatever its content.
 
         Args:
-            is_cut: it will be truncated, so it may be as long as a text whose tokens are counted.
+            is_cut: the text will be truncated, so it may be as long as a text whose tokens are counted.
         """
         if is_cut:
             self._encoder.check_counted(num_chars, field)
@@ -256,7 +256,8 @@ def _part_text(part: str | ContentPart, name: str) -> str:
 
 
 def _template_call(call: MessageToolCall) -> dict[str, Any]:
-    """`call` with its arguments as an object, which templates write in the model's own way; as text if it is none."""
+    """`call` with its arguments as an object, which templates write in the model's format; as text if they are not an
+    object."""
     arguments: Any = call.function.arguments
     if not arguments:
         arguments = {}

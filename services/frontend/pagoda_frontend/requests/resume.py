@@ -1,8 +1,8 @@
-"""Streams that resume at another frontend: the note for the frontend that adopts one, and its adoption.
+"""Resumes streams at another frontend: writes the note for the frontend that adopts a stream, and adopts it.
 
-A client that has lost its connection asks the same path again, at any frontend of the same scheduler, with the header
+A client that has lost its connection calls the same path again, at any frontend of the same scheduler, with the header
 `Last-Event-ID` set to the last id that it has seen; the body does not matter. It gets the events after that one. Over
-gRPC the field `resume_from` says the same.
+gRPC the field `resume_from` does the same.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class Resumption:
 
     place: Place
     adopted: tuple[AdoptedRequest, ...]
-    """One a prompt, in their order."""
+    """One request per prompt, in order."""
     note: Mapping[str, Any]
     """The arguments of `note_of`."""
 
@@ -41,12 +41,12 @@ class Resumption:
         return int(self.note["created"])
 
     def body_as(self, body_type: type[Body]) -> Body:
-        """The request's body again."""
+        """The body of the original request."""
         return body_type.model_validate_json(self.note["body"])
 
 
 def note_of(body: BaseModel | str, *, path: str, created: int, **more: Any) -> bytes:
-    """The state that an adopter needs besides tokens; `more` must be JSON."""
+    """The state that an adopting frontend needs besides tokens; `more` must be JSON."""
     text = body if isinstance(body, str) else body.model_dump_json(exclude_unset=True)
     return orjson.dumps({"path": path, "created": created, "body": text, **more})
 
@@ -56,10 +56,10 @@ async def resumption_at(place: Place, *, engine: Engine, path: str, tenant: str)
 
     Args:
         path: of the call, which must be that of the stream.
-        tenant: on whose behalf the call comes, which must be the stream's.
+        tenant: the caller, which must own the stream.
 
     Raises:
-        InvalidRequest: it belongs to another path.
+        InvalidRequest: the stream belongs to another path.
         NotFound: the stream is unknown or another tenant's, or its lease is over.
         NotReady: the scheduler does not answer.
     """
@@ -76,5 +76,5 @@ async def resumption_at(place: Place, *, engine: Engine, path: str, tenant: str)
     requests.sort(key=lambda request: (len(request.request_id), request.request_id))  # numbered, where several
     note = orjson.loads(requests[0].note)
     if note["path"] != path:
-        raise InvalidRequest(f"{field} belongs to {note['path']}, this is {path}", field=field)
+        raise InvalidRequest(f"{field} belongs to a stream of {note['path']}, this call is {path}", field=field)
     return Resumption(place=place, adopted=tuple(requests), note=note)

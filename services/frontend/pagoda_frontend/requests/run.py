@@ -1,4 +1,4 @@
-"""One API call at work: one engine request a prompt, their streams merged, what it used counted."""
+"""Run: executes one API call with one engine request per prompt, merges their streams, and counts usage."""
 
 import asyncio
 import logging
@@ -29,24 +29,24 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 ENTRY_BYTES = 32
-"""Size of a token or a log probability in an answer."""
+"""Bytes of a token or a log probability in an answer."""
 POSITION_BYTES = 256
-"""Memory of the log probabilities at one position, in addition to its entries."""
+"""Bytes of memory of the log probabilities at one position, in addition to its entries."""
 HELD_ENTRY_BYTES = 8
-"""Memory of one of its entries."""
+"""Bytes of memory of one entry."""
 OUTPUT_TOKEN_BYTES = 100
-"""Memory of an output token: its number, and its text as a string of its own."""
+"""Bytes of memory of an output token: its id, and its text as a separate string."""
 LARGE_CALL = 16
-"""Sequences up to which a call is small: all of them run at once."""
+"""Number of sequences up to which a call is small: all of them run at once."""
 STARTED_IN_A_TURN = 16
-"""Prompts of a call that are submitted between two turns of the loop: each takes some tenths of a millisecond."""
+"""Number of prompts that are submitted between two turns of the loop: each takes some tenths of a millisecond."""
 MAX_ARRIVED = 64
-"""News of several prompts that wait for the client; the others' text is not made before there is room."""
+"""Maximum number of outputs that wait for the client; further text is not made before there is room."""
 
 
 @dataclass(slots=True)
 class CollectedSequence:
-    """A sequence as far as it has come."""
+    """A sequence and its output so far."""
 
     index: int
     parts: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class CollectedSequence:
     hypothesis: HypothesisLogprobs | None = None
     """Log probabilities of a beam search's result."""
     embedding: Embedding | None = None
-    """With pooling."""
+    """Set for pooling requests."""
 
     @property
     def text(self) -> str:
@@ -69,7 +69,7 @@ class CollectedSequence:
         return "".join(self.parts)
 
     def add(self, delta: SequenceDelta) -> None:
-        """Take what is new."""
+        """Add a delta."""
         self.parts.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
@@ -94,11 +94,11 @@ class Kept(Protocol):
 
 
 def hold_kept(delta: Kept, *, num_sequences: int) -> None:
-    """Count what is kept of `delta` until its call is over: log probabilities, and the tokens of a large call.
-    Those of a small one are bounded by the number of sequences that run at a time.
+    """Count the memory that `delta` takes until its call is over: log probabilities, and the tokens of a large call.
+    Those of a small call are bounded by the number of sequences that run at a time.
 
     Raises:
-        QueueFull: it is too much.
+        QueueFull: requests and answers hold too much memory.
     """
     num_bytes = OUTPUT_TOKEN_BYTES * len(delta.token_ids) if num_sequences > LARGE_CALL else 0
     if delta.logprobs:
@@ -107,7 +107,7 @@ def hold_kept(delta: Kept, *, num_sequences: int) -> None:
 
 
 class Run:
-    """The generations of one API call. Sequence `i` of prompt `p` has index p * n + i."""
+    """The engine requests of one API call. Sequence `i` of prompt `p` has index p * n + i."""
 
     def __init__(
         self,
@@ -125,11 +125,11 @@ class Run:
         """
         Args:
             sampling_params: one per prompt, all with the same n.
-            pooling: what is made of each prompt instead of its continuation, alike or one a prompt; n is 1 then.
-            is_scoring: what is generated is not given out.
+            pooling: pool the prompts instead of continuing them; one value for all, or one per prompt; n is 1 then.
+            is_scoring: generated tokens are not returned.
         """
         if pooling is None and model.only_pools:
-            text = f"the model makes no text: it can {', '.join(model.pooling_tasks)}"
+            text = f"the model does not generate text: it can {', '.join(model.pooling_tasks)}"
             raise InvalidRequest(text, field="model")
         self.call = call
         self.model = model
@@ -139,7 +139,7 @@ class Run:
         self._num_cached_tokens = [0] * len(prompts)
         self._is_scoring = is_scoring
         self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
-        """For each prompt when asked for; there before its first output token."""
+        """For each prompt, if requested; set before its first output token."""
         self._serving = serving
         poolings = pooling if isinstance(pooling, Sequence) else [pooling] * len(prompts)
         self._requests = [
@@ -160,7 +160,7 @@ class Run:
             for number, (prompt, params, one) in enumerate(zip(prompts, sampling_params, poolings, strict=True))
         ]
         self.event_ids: EventIds | None = None
-        """Event ids of a stream that can be resumed; None also if it has more than MAX_SEQUENCES."""
+        """Event ids of a stream that can be resumed; None too if it has more than MAX_SEQUENCES."""
         if call.note and self.num_sequences <= MAX_SEQUENCES:
             for request in self._requests:
                 request.resume_key = call.request_id
@@ -186,24 +186,24 @@ class Run:
             )
 
     def note_place(self, delta: Delivered) -> None:
-        """The client has `delta` by the next event that has an id."""
+        """Note that the next event with an id carries `delta`."""
         if self.event_ids is not None:
             self.event_ids.advance(delta)
 
     def release(self) -> None:
-        """The client has everything, or is gone: no one will resume the stream."""
+        """The client has everything, or is gone: the stream will not be resumed."""
         if self.event_ids is not None:
             for request in self._requests:
                 self._serving.engine.release(request.request_id)
 
     @property
     def num_sequences(self) -> int:
-        """Over all prompts."""
+        """Number of prompt tokens, over all prompts."""
         return len(self._num_output_tokens)
 
     @property
     def num_output_tokens(self) -> int:
-        """So far, over all sequences."""
+        """Number of output tokens so far, over all sequences."""
         return sum(self._num_output_tokens)
 
     @property
@@ -213,7 +213,7 @@ class Run:
 
     @property
     def answer_bytes(self) -> int:
-        """About the size of an answer with all there is of it."""
+        """Approximate bytes of an answer with all outputs."""
         params = self._requests[0].sampling_params
         num_each = 1 + max(0, params.logprobs or 0)
         num_entries = self.num_output_tokens * num_each
@@ -224,7 +224,7 @@ class Run:
         return ENTRY_BYTES * num_entries
 
     async def on_thread(self, work: Callable[[], Result], *, num_bytes: int) -> Result:
-        """What `work` makes, on a thread unless `num_bytes` is small; raises what it raises, and QueueFull."""
+        """The result of `work`, on a thread unless `num_bytes` is small; raises what `work` raises, and QueueFull."""
         return await self._serving.work.run_sized(work, num_bytes=num_bytes)
 
     def usage(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Run:
         return usage
 
     async def deltas(self) -> AsyncGenerator[list[SequenceDelta]]:
-        """What is new, as it comes. Closing it aborts what is unfinished.
+        """New output as it comes. Closing the iterator aborts unfinished requests.
 
         Raises:
             QueueFull: the log probabilities of all open requests take too much memory.
@@ -285,7 +285,7 @@ class Run:
         return sequences
 
     async def _generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta]]:
-        """One request's text as it comes, followed by metrics and span. Closing it aborts the request."""
+        """One request's output as it comes, recorded in metrics and span. Closing the iterator aborts the request."""
         serving, model, params = self._serving, self.model, request.sampling_params
         if not log_request_id.get():
             log_request_id.set(request.request_id)
@@ -324,7 +324,7 @@ class Run:
                 span.close("finished" if is_whole and not fault else outcome, fault)
 
     def _log(self, request: EngineRequest) -> None:
-        """Say what came in, as vLLM does: the prompt only at level debug."""
+        """Log the request as vLLM does: its prompt only at level debug."""
         num_tokens = len(request.prompt_token_ids)
         logger.info(
             "received request %s: %d prompt tokens, %r", request.request_id, num_tokens, request.sampling_params
@@ -373,7 +373,7 @@ class Run:
 
 
 def _drop_output(delta: SequenceDelta) -> None:
-    """Leave out the one token that was generated because every request generates one."""
+    """Remove the one token that every request must generate."""
     delta.text, delta.token_ids, delta.token_text_offsets, delta.num_output_tokens = "", [], [], 0
     delta.logprobs = None if delta.logprobs is None else []
     delta.stop_reason = None
@@ -393,14 +393,14 @@ def start_run(
     beam_search: BeamSearchParams | None = None,
     is_scoring: bool = False,
 ) -> Run:
-    """A run of `prompts`, which must fit the model's context; nothing is generated before it is read.
+    """A run of `prompts`, which must fit the model's context; generation starts when the run is read.
 
     Args:
-        field: of the request, which the prompts come from.
-        is_scoring: only the prompts' log probabilities are wanted.
+        field: the request's field that holds the prompts.
+        is_scoring: return only the prompts' log probabilities.
 
     Raises:
-        InvalidRequest: a prompt does not fit the context, or they are too many sequences or log probabilities.
+        InvalidRequest: a prompt does not fit the context, or there are too many sequences or log probabilities.
     """
     if len(prompts) * params.n > MAX_N:
         raise InvalidRequest(f"n times prompts must be at most {MAX_N}, got {len(prompts) * params.n}", field="n")

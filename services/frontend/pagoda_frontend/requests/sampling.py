@@ -1,4 +1,4 @@
-"""How a body is sampled: its parameters and the cut of its prompt, checked against model and server."""
+"""Reads sampling parameters and truncation from a body, and checks them against model and server."""
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.sampling_params import SamplingParams
@@ -24,8 +24,8 @@ def sampling_params_of(
     """The sampling parameters of `body`, checked against model and server.
 
     Args:
-        max_logprobs: the server's bound; -1 is none.
-        prompt_logprobs: None takes the body's.
+        max_logprobs: the server's bound; -1 means no bound.
+        prompt_logprobs: None takes the body's value.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -56,7 +56,7 @@ def sampling_params_of(
 
 
 def body_truncation(body: GenerationBody, *, params: SamplingParams, model: ServedModel) -> Truncation | None:
-    """How `body` asks for its prompt to be cut.
+    """The truncation of the prompt that `body` asks for.
 
     Raises:
         InvalidRequest: as `truncation_of`.

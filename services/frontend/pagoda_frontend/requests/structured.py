@@ -20,7 +20,7 @@ FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def structured_outputs_of(body: GenerationBody) -> StructuredOutputsParams | None:
-    """The constraint that `body` asks for; None when it asks for none. Whether it compiles is not known yet.
+    """The constraint that `body` asks for; None if none. It is not compiled yet.
 
     Raises:
         InvalidRequest: `field` is response_format, structured_outputs or an older name.
@@ -40,7 +40,7 @@ def structured_outputs_of(body: GenerationBody) -> StructuredOutputsParams | Non
 
 
 def constraint_field(body: GenerationBody) -> str:
-    """The field that a fault of the constraint is a fault of: what the body does not ask for, its tools do."""
+    """The field that a constraint error refers to: a constraint that the body does not ask for comes from its tools."""
     if body.structured_outputs is not None:
         return "structured_outputs"
     asks = body.response_format is not None and body.response_format.get("type") != "text"
@@ -48,7 +48,7 @@ def constraint_field(body: GenerationBody) -> str:
 
 
 def renamed(error: InvalidRequest, field: str) -> InvalidRequest:
-    """`error` about a constraint in the words of the field that it came from."""
+    """`error` about a constraint, under the name of the field that it came from."""
     message = error.message
     if field == "response_format":
         message = message.replace("structured_outputs.json_object", "response_format")
@@ -84,7 +84,7 @@ def _of_response_format(response_format: dict[str, Any]) -> StructuredOutputsPar
 
 
 def _schema(named: Any) -> Any:
-    """The schema in {"name", "schema", "strict"}; it is obeyed whether it is called strict or not."""
+    """The schema in {"name", "schema", "strict"}; it is enforced whether strict is true or not."""
     if not isinstance(named, dict):
         raise _refuse(f"json_schema must be an object with name and schema, got {named!r}")
     name, strict = named.get("name"), named.get("strict")

@@ -1,4 +1,4 @@
-"""Renders templates that came with a request, in a process that is ended when one takes too much. Knows no messages."""
+"""Renders templates of requests in a process that is ended if one takes too much time or memory. Knows no messages."""
 
 import sys
 from typing import Any
@@ -11,11 +11,11 @@ from pagoda_frontend.budget.helpers import HelperPool, JobFailed
 from pagoda_frontend.budget.work_pool import WorkPool
 
 RENDER_S = 10.0
-"""On the clock; the process bounds its processor time by itself."""
+"""Wall-clock limit in seconds; the process limits its processor time by itself."""
 
 
 class TemplateHelpers:
-    """The processes, which are started with the first such template."""
+    """The helper processes, which start with the first such template."""
 
     def __init__(self, *, work: WorkPool) -> None:
         command = [sys.executable, "-m", "pagoda_common.text.template_process"]
@@ -23,7 +23,7 @@ class TemplateHelpers:
         self._work = work
 
     async def render(self, arguments: dict[str, Any]) -> str:
-        """The text.
+        """The rendered text.
 
         Args:
             arguments: `source`, `messages`, `continue_final_message` and `variables`, as in `render_chat_template`.

@@ -1,4 +1,4 @@
-"""One answer of /v1/responses in the making: the response object as it fills, and the events that tell it."""
+"""Draft: builds one answer of /v1/responses: the growing response object, and its events."""
 
 import time
 from collections.abc import AsyncGenerator, Iterable
@@ -15,7 +15,7 @@ from pagoda_frontend.responses.protocol import ResponsesBody, ResponseToolChoice
 
 
 class Draft:
-    """Fills one response. Its events are read once, whether or not anyone reads them."""
+    """Builds one response. Its events are consumed once, even if no client reads them."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Draft:
         self._builder = OutputBuilder(logprobs=conversation.logprobs, id_seed=conversation.run.call.engine_id)
         self._num_events = num_events
         self._output_token_ids: list[int] | None = [] if body.enable_response_messages else None
-        """Log probabilities of the output, if they are requested."""
+        """Writes the output's log probabilities, if they are requested."""
         self.response = _response_of(body, conversation)
         """The response object, as of now."""
 
@@ -39,8 +39,8 @@ class Draft:
         return self._num_events
 
     async def events(self) -> AsyncGenerator[list[bytes], None]:
-        """Encoded events in their order; at the end the response is whole. A request that may still be refused or run
-        out of time with a status of its own is not announced before that.
+        """Encoded events in order; at the end the response is whole. No event is sent while the request may still be
+        refused or time out, so that it can get its own status.
 
         Raises:
             PagodaError: the request was refused or failed.
@@ -81,21 +81,21 @@ class Draft:
         yield self._encoded(closing)
 
     def fail(self, error: Exception) -> list[bytes]:
-        """Let the response end with `error`; the event that tells it."""
+        """End the response with `error`; the event of that."""
         shown = error_object(error)
         code = "server_error" if shown["code"] >= 500 else "invalid_prompt"
         self.response |= {"status": "failed", "error": {"code": code, "message": shown["message"]}}
         return self._encoded([{"type": "response.failed", "response": self.response}])
 
     def _addressed(self, events: list[Event]) -> list[bytes]:
-        """As `_encoded`, the last one with the place that a client has reached by then."""
+        """As `_encoded`, with the client's place as the id of the last event."""
         encoded, ids = self._encoded(events), self._conversation.run.event_ids
         if encoded and ids is not None:
             encoded[-1] = ids.line(self._num_events) + encoded[-1]
         return encoded
 
     def release(self) -> None:
-        """The client has everything, or is gone."""
+        """The client has everything, or is gone: the stream will not be resumed."""
         self._conversation.run.release()
 
     def _opening(self) -> list[Event]:
@@ -112,7 +112,7 @@ class Draft:
         return encoded
 
     def _raw_messages(self) -> dict[str, Any]:
-        """input_messages and output_messages: texts with special tokens, and token ids, if they are asked for."""
+        """input_messages and output_messages: texts with special tokens, and token ids, if they are requested."""
         if self._output_token_ids is None:
             return {}
         decode = self._conversation.run.model.tokenizer.decode

@@ -1,4 +1,4 @@
-"""POST /v1/responses and the calls about what it answered. Its conversation is that of chat completions."""
+"""POST /v1/responses and the calls for stored responses. The conversation is that of chat completions."""
 
 import asyncio
 import logging
@@ -59,12 +59,12 @@ class Responses:
     async def retrieve(self, request: Request, response_id: str) -> Response:
         """Get a stored response.
 
-        With ?stream=true: the events of a response that is streamed in the background. With Last-Event-ID also those
-        of a stream whose frontend is gone.
+        With ?stream=true: the events of a response that is streamed in the background. With Last-Event-ID, also the
+        events of a stream whose frontend is gone.
 
         Raises:
             NotFound: there is none of that id.
-            InvalidRequest: it has no events, or starting_after is not a number, or too small.
+            InvalidRequest: the response has no events, or starting_after is not a number or is too small.
         """
         is_streamed = request.query_params.get("stream", "").lower() in ("true", "1")
         place = place_of(request.headers) if is_streamed else None
@@ -98,7 +98,7 @@ class Responses:
 
         Raises:
             NotFound: there is none of that id.
-            InvalidRequest: it is not made in the background.
+            InvalidRequest: the response was not created in the background.
         """
         stored = self._store.get(response_id, self._tenant(request))
         if stored.task is None:
@@ -122,7 +122,7 @@ class Responses:
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def _resume(self, request: Request, place: Place) -> Response:
-        """The events after `place`: of an answer that is made here in the background, or whose frontend is gone."""
+        """The events after `place`, of an answer made here in the background or of one whose frontend is gone."""
         stored = self._store.find(place.key, self._tenant(request))
         if stored is not None and stored.events is not None:
             return self._follow(stored, place.num_events, field=HEADER)
@@ -157,7 +157,7 @@ class Responses:
     async def _draft(
         self, request: Request, body: ResponsesBody, tenant: str, resumption: Resumption | None
     ) -> tuple[Conversation, Draft, StoredResponse]:
-        """The answer to be made, in its three forms: at work, as events, and to be stored."""
+        """A new answer in its three forms: the conversation, the draft with its events, and the stored answer."""
         work = self._serving.work
         if resumption is None:
             response_id, num_events = unique_id("resp_"), 0
@@ -179,7 +179,7 @@ class Responses:
         return conversation, draft, StoredResponse(tenant, draft.response, messages, input_items=items)
 
     def _tenant(self, request: Request) -> str:
-        """The owner whose answers a call may see: its key, or without keys its X-Tenant-Id."""
+        """The owner of the answers that a call may see: its key, or its X-Tenant-Id on a server without keys."""
         return tenant_of(request, serving=self._serving)
 
     def _messages(self, body: ResponsesBody, tenant: str) -> list[Message]:
@@ -253,7 +253,7 @@ class Responses:
 
 
 def _shown(request: Request, value: dict[str, Any]) -> Response:
-    """What is stored, as JSON that is counted until the client has it; raises QueueFull."""
+    """The stored response as JSON, whose memory is counted until the client has it; raises QueueFull."""
     answer = json_response(value)
     hold = current_hold.get()
     if hold is not None:
@@ -263,7 +263,7 @@ def _shown(request: Request, value: dict[str, Any]) -> Response:
 
 
 def _complete(stored: StoredResponse) -> None:
-    """Let the conversation hold its answer."""
+    """Add the answer to the stored conversation."""
     answer = [ResponseItem.model_validate(item) for item in stored.response["output"]]
     add_input(stored.messages, answer, dict)
     stored.num_bytes = held_bytes_of(stored.messages, stored.input_items, stored.response)

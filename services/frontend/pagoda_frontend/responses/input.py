@@ -1,4 +1,4 @@
-"""From a Responses body to the conversation that answers it. Pure functions."""
+"""Turns a Responses body into the conversation that answers it. Pure functions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def chat_body_of(body: ResponsesBody, messages: Sequence[Message]) -> ChatBody:
     """The conversation that answers `body`, after `messages`: those of earlier turns and the body's own.
 
     Raises:
-        InvalidRequest: a field asks for what is not there; `field` names it.
+        InvalidRequest: a field asks for something that is not supported; `field` names it.
     """
     extra = body.model_extra or {}
     for name in NOT_SUPPORTED:
@@ -62,13 +62,13 @@ def chat_body_of(body: ResponsesBody, messages: Sequence[Message]) -> ChatBody:
 def add_input(
     messages: list[Message], given: str | Sequence[ResponseItem], stored_items: Callable[[], dict[str, dict[str, Any]]]
 ) -> None:
-    """Let `messages`, a conversation so far, continue with `given`.
+    """Append the items `given` to `messages`, the conversation so far.
 
     Args:
-        stored_items: gives the items that may be referred to, by id.
+        stored_items: returns the items that may be referred to, by id.
 
     Raises:
-        InvalidRequest: an item is not understood; the message names its place.
+        InvalidRequest: an item is not supported; the message names its place.
     """
     if isinstance(given, str):
         messages.append({"role": "user", "content": given})
@@ -120,9 +120,8 @@ def _add(messages: list[Message], item: ResponseItem, kind: str, place: str) -> 
 
 
 def _assistant(messages: list[Message], *filled: str) -> Message:
-    """The assistant's message to continue, or a new one if there is none or it has one of the fields `filled`.
-
-    Reasoning, text and calls of one turn are items here, and one message there."""
+    """The assistant's message to continue; a new one if there is none or if it already has one of the fields `filled`.
+    Reasoning, text and calls of one turn are separate items in Responses, but one message in a conversation."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(last.get(name) is not None for name in filled):
         last = {"role": "assistant", "content": None}

@@ -1,4 +1,4 @@
-"""The input of an answer of /v1/responses, as GET /v1/responses/{id}/input_items shows it. Pure functions."""
+"""Input items of a response, for GET /v1/responses/{id}/input_items. Pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "
 def input_items(
     given: str | Sequence[ResponseItem], *, stored_items: Callable[[], dict[str, dict[str, Any]]], id_seed: str
 ) -> list[dict[str, Any]]:
-    """The items of a call whose input was understood, oldest first; those without an id get one.
+    """The items of a valid call, oldest first; items without an id get one.
 
     Args:
-        stored_items: gives the items that may be referred to, by id.
-        id_seed: what ids are drawn from.
+        stored_items: returns the items that may be referred to, by id.
+        id_seed: seed of drawn ids.
     """
     if isinstance(given, str):
         given = [ResponseItem(role="user", content=given)]

@@ -1,4 +1,4 @@
-"""A message as it grows, as items and typed events of the Responses API. No engine, no HTTP."""
+"""Writes a growing message as items and typed events of the Responses API. No engine, no HTTP."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,18 +9,18 @@ from pagoda_frontend.conversation.message import MessageDelta
 from pagoda_frontend.openai.logprobs import LogprobWriter
 
 OBJECT_BYTES = 512
-"""Memory of one log probability with its token's text and bytes."""
+"""Bytes of memory of one log probability with its token's text and bytes."""
 Event = dict[str, Any]
-"""Without its sequence_number, which the stream gives."""
+"""An event without its sequence_number, which the stream adds."""
 
 
 class OutputBuilder:
-    """Makes the output of one response. What it tells as events and what is in `items` at the end are the same."""
+    """Makes the output of one response. The events and the final `items` hold the same content."""
 
     def __init__(self, *, logprobs: LogprobWriter | None, id_seed: str) -> None:
-        """`id_seed`: what the ids of items are drawn from."""
+        """`id_seed`: seed of the ids of items."""
         self.items: list[dict[str, Any]] = []
-        """Whole items, and the one that grows."""
+        """Whole items, and the growing one."""
         self._logprobs = logprobs
         self._id_seed = id_seed
         self._pending_logprobs: list[dict[str, Any]] = []
@@ -29,7 +29,7 @@ class OutputBuilder:
         self._parts: list[str] = []
 
     def add(self, delta: MessageDelta) -> Iterator[Event]:
-        """The events of what is new."""
+        """The events for a delta."""
         if delta.reasoning:
             yield from self._text("reasoning", delta.reasoning)
         elif self._logprobs is not None and delta.logprobs and not delta.tool_calls:
@@ -47,7 +47,7 @@ class OutputBuilder:
                 yield self._event("function_call_arguments.delta", delta=call.arguments)
 
     def close(self, status: str = "completed") -> Iterator[Event]:
-        """The events of the end of the item that grows, if there is one."""
+        """The events that end the growing item, if there is one."""
         if not self._kind:
             return
         item = self.items[-1]

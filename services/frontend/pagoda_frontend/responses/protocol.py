@@ -21,7 +21,7 @@ class ResponseItem(RequestBody):
     """One item of the input: a message, a function call, its output, reasoning, or a reference to one of these."""
 
     type: Text | None = None
-    """Absent: a message, or a reference if there is an id and nothing else."""
+    """If absent: a message, or a reference if the item has only an id."""
     id: Text | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Text | Items[ResponsePart] | None = None
@@ -103,16 +103,16 @@ class ResponsesBody(RequestBody):
     truncation: Literal["auto", "disabled"] | None = None
     user: Text | None = None
     thinking_token_budget: Integer | None = None
-    """Most tokens of reasoning before its end is forced; -1 for no bound (vLLM's)."""
+    """Maximum number of reasoning tokens before the end of reasoning is forced; -1 for no bound (vLLM's)."""
     service_tier: Text | None = None
     prompt_cache_key: Text | None = None
     safety_identifier: Text | None = None
     enable_response_messages: Bool | None = None
-    """Show prompt and output as the model sees them, special tokens included (vLLM's own)."""
+    """Return prompt and output as the model sees them, special tokens included (vLLM's)."""
 
 
 LOGPROBS = "top_logprobs"
-"""Goes with a flag of its own into a conversation."""
+"""Value that a conversation takes together with a separate flag."""
 
 PASSED_ON = (
     *(name for name in names_as_in_chat(SAMPLING_FIELDS, "responses") if name != LOGPROBS),
@@ -126,7 +126,7 @@ PASSED_ON = (
     "parallel_tool_calls",
     "user",
 )
-"""Fields that a conversation has under the same name; those that OpenAI's API does not name are vLLM's."""
+"""Fields that have the same name in a conversation; those that are not in OpenAI's API are vLLM's."""
 
 CHAT_NAMES = {
     **names_by_chat_name(SAMPLING_FIELDS, "responses"),
@@ -135,4 +135,4 @@ CHAT_NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields of a conversation, and where their values come from here."""
+"""Fields of a conversation, and the fields of this body that give their values."""

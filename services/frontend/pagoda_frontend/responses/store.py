@@ -1,4 +1,5 @@
-"""Answers of /v1/responses that later calls may ask for: a bounded memory, the oldest go first. No engine, no HTTP."""
+"""Stores answers of /v1/responses for later calls, within a memory bound: the oldest are dropped first. No engine, no
+HTTP."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,11 +13,11 @@ from pagoda_common.text import exact_json
 MAX_STORED_BYTES = 32 * 1024**2
 """Maximum memory of all stored answers with their conversations and events."""
 TEXT_BYTES, OBJECT_BYTES = 50, 230
-"""Memory of a text and of an object, in addition to their characters."""
+"""Bytes of memory of a text and of an object, in addition to its characters."""
 
 
 def held_bytes_of(*values: Any) -> int:
-    """About the memory that values of JSON take."""
+    """Approximate bytes of memory of JSON values."""
     size = 0
     for value in values:
         text = exact_json.dumps(value)
@@ -29,30 +30,30 @@ class StoredResponse:
     """One answer with the conversation that it belongs to."""
 
     tenant: str
-    """Its owner: no one else finds it."""
+    """The owner, who alone can find the answer."""
     response: dict[str, Any]
     """The response object, as of now."""
     messages: list[dict[str, Any]]
-    """The conversation up to the answer, which is added when it is whole; instructions are not part of it."""
+    """The conversation without instructions; the answer is added when it is whole."""
     num_bytes: int = 0
-    """Memory of input, output and events, roughly."""
+    """Approximate bytes of memory of input, output and events."""
     task: asyncio.Task[None] | None = None
-    """The task that makes an answer in the background."""
+    """The task that generates a background answer."""
     input_items: list[dict[str, Any]] = field(default_factory=list)
     """The call's input, in OpenAI's shape."""
     events: list[bytes] | None = None
-    """Events so far, when it is streamed in the background."""
+    """Events so far, if the answer is streamed in the background."""
     first_event: int = 0
-    """Number of the first event; a lost frontend sent those before it."""
+    """Number of the first event; a lost frontend sent the events before it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_running(self) -> bool:
-        """Whether the answer is still made."""
+        """Whether the answer is still being generated."""
         return self.task is not None and not self.task.done()
 
     def add_events(self, events: list[bytes]) -> None:
-        """Tell followers what is new."""
+        """Wake up followers, who read new events."""
         if self.events is not None:
             self.events += events
             self.num_bytes += sum(map(len, events))
@@ -60,7 +61,7 @@ class StoredResponse:
             changed.set()
 
     async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
-        """Events from number `start` on (at least `first_event`), until the answer is whole."""
+        """Events from number `start` (at least `first_event`), until the answer is whole."""
         assert self.events is not None
         assert self.task is not None
         start -= self.first_event
@@ -91,7 +92,7 @@ class ResponseStore:
         return len(self._stored)
 
     def add(self, stored: StoredResponse) -> None:
-        """Keep `stored`; the oldest that are whole go when there are too many."""
+        """Keep `stored`; drop the oldest whole answers if there are too many."""
         if self._max_responses == 0:
             return
         self.remove(stored.response["id"])
@@ -99,7 +100,7 @@ class ResponseStore:
         self.trim(newest=stored)
 
     def trim(self, newest: StoredResponse | None = None) -> None:
-        """Forget the oldest that are whole while there is too much; `newest` stays."""
+        """Drop the oldest whole answers while the store is over its bounds; `newest` stays."""
         num_bytes = sum(one.num_bytes for one in self._stored.values())
         for response_id, old in list(self._stored.items()):
             if len(self._stored) <= self._max_responses and num_bytes <= self._max_bytes:
@@ -112,7 +113,7 @@ class ResponseStore:
         """The answer of that id.
 
         Raises:
-            NotFound: there is none that `tenant` may see.
+            NotFound: `tenant` has no answer with this id.
         """
         stored = self.find(response_id, tenant)
         if stored is None:
@@ -126,7 +127,7 @@ class ResponseStore:
         return stored if stored is not None and stored.tenant == tenant else None
 
     def remove(self, response_id: str) -> None:
-        """Forget an answer; unknown ids are ignored."""
+        """Drop an answer; unknown ids are ignored."""
         self._stored.pop(response_id, None)
 
     def items(self, tenant: str) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""The models of one frontend: which one a request is for, and the state of them all. Knows neither HTTP nor gRPC.
+"""The models of one frontend: finds the model of a request, and combines their states. Knows neither HTTP nor gRPC.
 
-Each model has a scheduler of its own, and its own requests there. What they share is in `Shared`.
+Each model has its own scheduler and requests. State that models share is in `Shared`.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from pagoda_frontend.serving.serving import RETRY_AFTER_S, Serving
 
 
 class Models:
-    """One model, or several with names that differ."""
+    """One model, or several with different names."""
 
     def __init__(self, servings: Sequence[Serving]) -> None:
         """`servings`: at least one; several have `served_model_name`, and share one `Shared`."""
         self.servings = tuple(servings)
         self.first = self.servings[0]
-        """Stands for all in what they share."""
+        """The first model, used for state that all share."""
         self.are_several = len(self.servings) > 1
 
     @property
@@ -28,15 +28,15 @@ class Models:
         return [name_of(serving) for serving in self.servings]
 
     async def named(self, name: object) -> Serving:
-        """The model that a request is for, by its `model`: one of a model's names, or of its adapters.
+        """The model of a request, by its field `model`: a model's name, or the name of one of its adapters.
 
-        A value that is no name leads to the first model, which refuses it.
+        A value that is not text leads to the first model, which refuses it.
 
         Raises:
             InvalidRequest: there are several, and none is named.
             NotFound: there is none of that name.
-            NotReady: there may be one when another model is ready, or the frontend is shutting down.
-            PagodaError: a scheduler that finds adapters by their names does not answer, or cannot use this one.
+            NotReady: a model that is not ready yet may have this name, or the frontend is shutting down.
+            PagodaError: a scheduler that finds adapters by name does not answer, or cannot use this adapter.
         """
         if not self.are_several or not (name is None or isinstance(name, str)):
             return self.first
@@ -51,7 +51,7 @@ class Models:
         return self._found(found, name)
 
     def named_here(self, name: str | None) -> Serving:
-        """The same without asking a scheduler, for calls that no one has to be known for.
+        """The same without asking a scheduler, for calls that are open without a key.
 
         Raises:
             InvalidRequest: there are several, and none is named.
@@ -88,10 +88,10 @@ class Models:
         return serving
 
     async def holding(self, resume_key: str) -> Serving:
-        """The model whose scheduler knows the stream with this key; the first one if none does, which says so.
+        """The model whose scheduler knows the stream with this key; the first one if none does, which refuses it.
 
         Raises:
-            NotReady: it may be known to a scheduler that does not answer.
+            NotReady: a scheduler that does not answer may know the stream.
         """
         if not self.are_several:
             return self.first
@@ -128,12 +128,12 @@ class Models:
         return None
 
     async def start(self) -> None:
-        """Begin to load tokenizers and facts of the models."""
+        """Start loading the tokenizers and facts of the models."""
         for serving in self.servings:
             await serving.start()
 
     async def close(self) -> None:
-        """End what requests need."""
+        """Stop the models and their shared state."""
         for serving in self.servings:
             await serving.close()
         await self.first.shared.close()
@@ -157,12 +157,12 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model is known and one of them takes requests: one that is lost must not void the others."""
+        """Whether every model is known and at least one takes requests: a lost model must not take down the others."""
         return self.has_been_ready and any(serving.is_ready for serving in self.servings)
 
     @property
     def not_ready_reason(self) -> str:
-        """Why not; "" when ready."""
+        """Why the models are not ready; "" when ready."""
         if not self.are_several or self.is_draining:
             return self.first.not_ready_reason
         unknown = [serving for serving in self.servings if not serving.has_been_ready]
@@ -180,7 +180,7 @@ class Models:
 
     @property
     def num_requests(self) -> int:
-        """Counter: requests that were taken in."""
+        """Counter: accepted requests."""
         return sum(serving.num_requests for serving in self.servings)
 
     @property

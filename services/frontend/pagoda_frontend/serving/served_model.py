@@ -25,37 +25,37 @@ class ServedModel:
     """Facts of the loaded model."""
 
     names: tuple[str, ...]
-    """Names clients use; the first one is ours."""
+    """Names that clients may use; responses show the first one."""
     tokenizer: Tokenizer
     prompts: Prompts
     grammars: GrammarChecks
     max_model_len: int
     vocab_size: int
     embedding_size: int
-    """Values of an embedding; 0: the worker makes none."""
+    """Length of an embedding; 0: the worker makes no embeddings."""
     pooling_tasks: tuple[PoolingTask, ...] = ()
-    """Pooling tasks, the default first; empty: an embedding."""
+    """Pooling tasks, the default first; empty: only embeddings."""
     unserved_pooling_tasks: tuple[PoolingTask, ...] = ()
-    """Those that the pooler config leaves out."""
+    """Tasks that the pooler config leaves out."""
     only_pools: bool = False
-    """It makes no text."""
+    """The model does not generate text."""
     labels: tuple[str, ...] = ()
-    """Labels of the model."""
+    """Labels of a classification model."""
     has_matryoshka: bool = False
-    """Embeddings may be shortened."""
+    """Whether embeddings may be shortened."""
     matryoshka_dimensions: tuple[int, ...] = ()
-    """To these lengths; empty: any."""
+    """Lengths to which embeddings may be shortened; empty: any."""
     prompt_files: PromptFiles = field(default_factory=PromptFiles)
-    """Prompts that go before texts."""
+    """Prompts that are put before texts, by name."""
     defaults: SamplingDefaults
     structured_outputs: StructuredOutputsDefaults
     """Options of structured outputs that hold for every request."""
     fingerprint: str
-    """system_fingerprint of responses: changes with the version and the model."""
+    """The system_fingerprint of responses, which changes with the version and the model."""
     created: int
-    """Unix time in seconds at which it was ready."""
+    """Unix time in seconds at which the model was ready."""
     lora: LoraAdapter | None = None
-    """The adapter of the request, if it names one."""
+    """The adapter that the request names, if any."""
 
     def label(self, place: int) -> str:
         """The name of a label."""
@@ -65,10 +65,10 @@ class ServedModel:
 async def load_served_model(
     config: FrontendConfig, *, engine: Engine, work: WorkPool, chat_template: str | None
 ) -> ServedModel:
-    """The model of `engine`, as soon as that is ready.
+    """Load the model of `engine`, as soon as the engine is ready.
 
     Args:
-        work: where prompts are made.
+        work: pool that makes prompts.
         chat_template: Jinja text; None takes the tokenizer's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shared by all handlers: the engine, the model with its tokenizer and limits, and the open requests.
+"""Serving: one model's state that all handlers share: the engine, the tokenizer and limits, and the open requests.
 
 Knows neither HTTP nor gRPC.
 """
@@ -29,14 +29,14 @@ LOAD_RETRY_S = 5.0
 
 
 class Serving:
-    """One model's state in a frontend. `start()` returns at once; the model is known when the engine has loaded it."""
+    """One model's state in a frontend. `start()` returns at once; the model is known once the engine has loaded it."""
 
     def __init__(
         self, *, config: FrontendConfig, engine: Engine, metrics: Metrics, shared: Shared | None = None
     ) -> None:
         """
         Args:
-            shared: with the other models of this frontend; None makes it.
+            shared: state shared with the other models of this frontend; None makes a new one.
 
         Raises:
             ConfigError: chat template or plugins cannot be read, or a parser is unknown.
@@ -57,9 +57,9 @@ class Serving:
         """Calls of the API between their head and the end of their answer, those whose body is awaited or whose prompt
         and grammar are being checked included."""
         self.num_requests = 0
-        """Counter: requests that were taken in."""
+        """Counter: accepted requests."""
         self.history = History()
-        """For the status page; so is request_log."""
+        """For the status page, as is request_log."""
         self.request_log = self.shared.request_log
         self.work = self.shared.work
         self.held_memory = self.shared.held_memory
@@ -91,7 +91,7 @@ class Serving:
 
     @property
     def has_api_keys(self) -> bool:
-        """Whether the holders of keys alone are served."""
+        """Whether calls need a key."""
         return bool(self.config.api_key)
 
     def cache_salt(self, given: str, *, tenant: str) -> str:
@@ -103,7 +103,7 @@ class Serving:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that comes now is served: at once, or when a scheduler that was lost just now is back."""
+        """Whether a request that arrives now is served: at once, or after a scheduler that was just lost is back."""
         return self._model is not None and (self.engine.is_ready or self._is_recovering) and not self.is_draining
 
     @property
@@ -118,7 +118,7 @@ class Serving:
 
     @property
     def not_ready_reason(self) -> str:
-        """Why not; "" when ready."""
+        """Why the model is not ready; "" when ready."""
         if self.is_draining:
             return "the frontend is shutting down"
         if not self.engine.is_ready:
@@ -137,7 +137,7 @@ class Serving:
         return self._model
 
     def model_named(self, name: str | None) -> ServedModel:
-        """The model under `name`, which may be an adapter's; None and "" take it whatever its name.
+        """The model under `name`, which may be an adapter's; None and "" take the model whatever its name.
 
         Raises:
             NotReady: as `model`.
@@ -152,7 +152,7 @@ class Serving:
         return replace(model, lora=adapter)
 
     async def look_for(self, name: object) -> None:
-        """Have `model_named` know an adapter that the engine finds by its name, if it is one.
+        """Look up `name` as an adapter in the engine, so that `model_named` finds it.
 
         Raises:
             PagodaError: the engine does not answer, or the adapter cannot be used.
@@ -191,7 +191,7 @@ class Serving:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way: no open request, and no call on its way to one."""
+        """Whether there is no open request and no call that may still open one."""
         return self.num_open == 0 and self.num_calls == 0
 
     async def wait_until_idle(self) -> None:
@@ -205,25 +205,25 @@ class Serving:
             self._idle.set()
 
     def is_open(self, request_id: str, *, tenant: str) -> bool:
-        """Whether `tenant` has a request of that id open here."""
+        """Whether `tenant` has an open request with this id here."""
         return (tenant, request_id) in self._open
 
     def abort(self, request_id: str, *, tenant: str) -> bool:
-        """Abort an open request of `tenant`; whether there is one."""
+        """Abort an open request of `tenant`; False if there is none."""
         engine_ids = self._open.get((tenant, request_id), [])
         for engine_id in list(engine_ids):
             self.engine.abort(engine_id)
         return bool(engine_ids)
 
     async def wait_for_recovery(self, timeout_s: float) -> None:
-        """Return when the engine takes requests: at once, or when a scheduler or worker that was lost is back.
+        """Return when the engine takes requests: at once, or after a lost scheduler or worker is back.
 
         Args:
             timeout_s: the request's own time limit; 0 is none.
 
         Raises:
-            NotReady: it is not back within --recovery-timeout.
-            DeadlineExceeded: it is not back within `timeout_s`, which is shorter.
+            NotReady: it does not come back within --recovery-timeout.
+            DeadlineExceeded: it does not come back within `timeout_s`, which is shorter.
         """
         if self.engine.is_ready or self.engine.is_sleeping:
             return

@@ -1,4 +1,4 @@
-"""What all models of one frontend share: keys, threads, memory, traces, and what is kept of calls. Knows no engine."""
+"""State that all models of one frontend share: keys, threads, memory, traces, stored answers. Knows no engine."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from pagoda_frontend.responses.store import ResponseStore
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """One process's. Made by `of`."""
+    """The shared state of one process. Made by `of`."""
 
     api_keys: BearerKeys
     """Keys of the API; none: everyone is served."""
@@ -22,9 +22,9 @@ class Shared:
     held_memory: HeldMemory
     """Memory of requests before they are admitted."""
     responses: ResponseStore
-    """Answers of /v1/responses that later calls may ask for."""
+    """Answers of /v1/responses, stored for later calls."""
     work: WorkPool = field(default_factory=WorkPool)
-    """Where work is done that would hold the event loop."""
+    """Runs work that would block the event loop."""
     request_log: RequestLog = field(default_factory=RequestLog)
     """For the status page."""
 

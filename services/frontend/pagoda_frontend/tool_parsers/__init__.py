@@ -1,4 +1,4 @@
-"""How models write tool calls, by family. Plugins derive from `ToolParser` and call `register_tool_parser`."""
+"""Parsers of models' tool calls, by family. Plugins derive from `ToolParser` and call `register_tool_parser`."""
 
 from pagoda_frontend.tool_parsers.base import Piece, ToolParser, find_marker
 from pagoda_frontend.tool_parsers.registry import register_tool_parser

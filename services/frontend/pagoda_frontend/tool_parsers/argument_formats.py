@@ -1,4 +1,4 @@
-"""Formats of arguments that are no JSON object: one by one, as keywords of Python or as the text of tags."""
+"""Constraint formats for arguments that are not a JSON object: Python keyword arguments, or the text of tags."""
 
 import re
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ from pagoda_frontend.tool_parsers.values import choices_of, typed_value, types_o
 _READ = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
 _ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "strict"}
 _WHOLE = re.compile(r"\^[^|<$]*(?<!\\)\$")
-"""Patterns of whole texts, in which nothing can end a value."""
+"""Patterns that match a whole text, in which nothing can end a value early."""
 _PYTHON_ARGUMENTS = r"""([^()"']|"([^"\\]|\\(.|\n))*"|'([^'\\]|\\(.|\n))*'|\([^()"']*\))*"""
 """Arguments of any kind, with calls one level deep."""
 
 
 def properties_of(name: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Name, schema and whether it is required, of each argument.
+    """The name, the schema and whether it is required, of each argument.
 
     Raises:
-        InvalidRequest: the schema says more than that; `field` is tools.
+        InvalidRequest: the schema has other keywords than these; `field` is tools.
     """
     root = schema
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or (unread := schema.keys() - _READ - _ANNOTATIONS):
-        raise _refuse(name, f"with {', '.join(sorted(unread))} beside its properties")
+        raise _refuse(name, f"with {', '.join(sorted(unread))} beside properties")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     for key in required:
         if key not in properties:
@@ -42,12 +42,12 @@ def properties_of(name: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict
 
 
 def is_any_object(schema: dict[str, Any]) -> bool:
-    """Whether any arguments will do."""
+    """Whether the schema allows any arguments."""
     return schema == {"type": "object"}
 
 
 def python_call(name: str, schema: dict[str, Any]) -> Format:
-    """``name(key=value, …)`` with values of JSON, which are Python's to the parser."""
+    """``name(key=value, …)`` with JSON values, which the parser reads as Python values."""
     if is_any_object(schema):
         return formats.tag(f"{name}(", formats.regex(_PYTHON_ARGUMENTS), ")")
     arguments = sorted(properties_of(name, schema), key=lambda argument: not argument[2])
@@ -63,7 +63,7 @@ def quoted_arguments(name: str, schema: dict[str, Any], *, quote: str) -> Format
     """``key:value,…`` with strings between quotes and other values as JSON.
 
     Args:
-        quote: what stands before and after a string, which begins with <.
+        quote: text before and after a string; it begins with <.
     """
     arguments = sorted(properties_of(name, schema), key=lambda argument: not argument[2])
     values = []
@@ -82,7 +82,7 @@ def quoted_arguments(name: str, schema: dict[str, Any], *, quote: str) -> Format
 
 
 def _separated(values: list[Format], num_required: int, *, separator: str) -> Format:
-    """Tags, the first of which are required, with a text between them."""
+    """Tags, of which the first are required, with a text between them."""
     later = [formats.tag(f"{separator}{value['begin']}", value["content"], value["end"]) for value in values]
 
     def rest(start: int) -> list[Format]:
@@ -106,10 +106,10 @@ def tagged_arguments(
     """Arguments as the text of tags.
 
     Args:
-        key_ends: what stands before a key, and between it and its value.
-        json_key_end: what stands between a key and its value where that is JSON; None where it is the same.
-        end: what stands after a value.
-        stops: what ends a value, wherever it is.
+        key_ends: text before a key, and text between key and value.
+        json_key_end: text between a key and a JSON value; None if it is the same.
+        end: text after a value.
+        stops: texts that end a value wherever they occur.
     """
     tags = []
     for key, part, is_required in properties_of(name, schema):
@@ -125,12 +125,12 @@ def tagged_arguments(
 
 
 def ended(pattern: str, end: str) -> Format:
-    """`pattern` and `end` as one pattern: if one may continue as the other begins, a matcher would miss the end."""
+    """`pattern` and `end` as one pattern, because a matcher misses the end where `pattern` may match its beginning."""
     return formats.regex(f"({pattern}){literal_pattern(end)}")
 
 
 def _tagged_value(name: str, key: str, schema: dict[str, Any], stops: tuple[str, ...]) -> Format | str:
-    """The text of a value, which `typed_value` reads again, or the pattern of one."""
+    """The format of a value's text, which `typed_value` can read again, or its pattern."""
     types = types_of(schema)
     asked = schema.keys() - _ANNOTATIONS - {"type", "$defs", "definitions"}
     values = choices_of(schema)
@@ -158,7 +158,7 @@ def _are_plain(branches: Any) -> bool:
 
 
 def text_without(stops: tuple[str, ...]) -> str:
-    """A pattern of pieces of text in which none of `stops`, which begin with <, is."""
+    """A pattern of text without any of `stops`, which begin with <."""
     words = [stop[1:] for stop in stops]
     beginnings = sorted({word[:size] for word in words for size in range(len(word))})
     others = []
@@ -169,7 +169,6 @@ def text_without(stops: tuple[str, ...]) -> str:
 
 
 def _refuse(name: str, what: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"tools: {name!r} cannot be strict as this model writes calls, {what}; required or named it can"[:500],
-        field="tools",
-    )
+    advice = "use tool_choice required, or name the tool"
+    message = f"tools: {name!r} cannot be strict in this model's call format, {what}: {advice}"
+    return InvalidRequest(message[:500], field="tools")

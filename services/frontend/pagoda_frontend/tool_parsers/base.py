@@ -1,7 +1,7 @@
-"""Base of tool call parsers: text in as it arrives, content and calls out. Knows no HTTP, no engine, no tokens.
+"""Base class of tool call parsers: text in as it arrives, content and calls out. Knows no HTTP, no engine, no tokens.
 
-A parser decides by the text alone, never by how it was cut into pieces: whole or in pieces, a text gives the same
-content and the same calls. So one parser serves streams and single responses alike.
+The result depends only on the text, never on how it was cut into pieces: whole or in pieces, a text gives the same
+content and the same calls. So one parser serves both streams and single responses.
 """
 
 import re
@@ -29,41 +29,43 @@ class Piece:
 
 
 class ToolParser(ABC):
-    """Parses the text of one message. Text that is no call is content; nothing raises.
+    """Parses the text of one message. Text that is not a call is content; nothing raises.
 
-    A subclass reads `_text`, which is what was not read yet, and tells what it finds with `_say`, `_begin`, `_argue`.
+    A subclass reads `_text`, the unread text, and reports what it finds with `_say`, `_begin` and `_argue`.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
     """Markers of the beginning and end of calls. If one is a special token, the text must include special tokens."""
     splits_reasoning: ClassVar[bool] = False
-    """It finds the reasoning too, and no reasoning parser goes before it."""
+    """The parser finds the reasoning too, so no reasoning parser runs before it."""
     trigger: ClassVar[str] = ""
     """Prefix of every frame, anywhere in the text; "" if calls are the whole text."""
     separator: ClassVar[str] = ""
     """Text between the frames of calls."""
     id_pattern: ClassVar[re.Pattern[str] | None] = None
-    """All ids that the model's chat template takes; None when it takes any."""
+    """Pattern of the ids that the model's chat template accepts; None if it accepts any."""
     openers: ClassVar[tuple[str, ...]] = ()
     """Marker of a call anywhere in the text; reasoning parsers search for it."""
     keeps_space: ClassVar[bool] = False
-    """Text beside calls keeps its white space; white space alone beside calls is no content either way."""
+    """Whether text beside calls keeps its white space; white space alone beside calls is never content."""
     drops_rest: ClassVar[bool] = False
-    """Whether text after a call that is not a call is dropped instead of being content."""
+    """Whether text after calls is dropped instead of being content."""
     thinking: ClassVar[tuple[str, str]] = ("<think>", "</think>")
-    """Around thoughts at the beginning of a text that no reasoning parser reads: calls that they quote are none."""
+    """Markers around thoughts at the beginning of a text that no reasoning parser reads; calls quoted there do not
+    count."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         """`schemas`: the JSON schema of the arguments, by the name of the tool."""
         self._schemas = schemas
         self.is_constrained = False
-        """The text cannot but match the schemas: nothing has to be held back to see whether it does."""
+        """A constraint makes the text match the schemas, so nothing has to be held back to check that."""
         self.is_strict = False
-        """Calls match their schemas if they start as the prompt asked; calls in prose are content."""
+        """Calls match their schemas if they begin in the required way; calls in prose are content."""
         self.id_seed = ""
         """Seed of the ids of calls; "" draws them at random."""
         self.make_id = self.call_id
-        """Makes them; replaced where the text is not in the model's own way, but its template wants its own ids."""
+        """Makes the ids; replaced where the text is not in the model's format, but the template requires the model's
+        ids."""
         self._text = ""
         self._read_on = self._read_beginning
         self._has_said = False
@@ -76,15 +78,15 @@ class ToolParser(ABC):
 
     @classmethod
     def frame(cls, name: str) -> tuple[str, str] | None:
-        """The text before and after the arguments of a call of `name`; None if they are not JSON."""
+        """The text before and after the arguments of a call of `name`; None if the arguments are not JSON."""
         return None
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format | None:
-        """Texts in which the model calls in its own format, correctly; None if they cannot be recognized.
+        """A constraint for texts with valid calls in the model's own format; None if such calls cannot be recognized.
 
         Raises:
-            InvalidRequest: a schema asks for what cannot be said in this way of writing.
+            InvalidRequest: a schema cannot be expressed in this format.
         """
         frames = {name: frame for name in schemas if (frame := cls.frame(name)) is not None}
         if not cls.trigger or len(frames) < len(schemas):
@@ -119,7 +121,7 @@ class ToolParser(ABC):
         return True
 
     def _read_thoughts(self, *, is_last: bool) -> bool:
-        """Thoughts are content up to their end. Where they are never closed, the first call ends them."""
+        """Thoughts are content up to their end marker. Without one, the first call ends them."""
         end = self.thinking[1]
         place, marker = find_marker(self._text, (end, *self.openers), is_last=is_last)
         close = self._text.find(end, place) if marker is not None else -1
@@ -131,17 +133,17 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _advance(self, *, is_last: bool) -> bool:
-        """Read on; False when it takes more text than there is. With `is_last` there will be no more."""
+        """Continue reading; False when more text is needed. With `is_last` there is no more."""
 
     def _read(self, num_characters: int) -> str:
-        """Read the next characters."""
+        """Read and return the next characters."""
         text, self._text = self._text[:num_characters], self._text[num_characters:]
         return text
 
     def _say(self, text: str) -> None:
-        """Add content. White space beside calls, and what only separates them, is not part of it.
+        """Add content, without white space beside calls and separators between them.
 
-        Where text keeps its space, that is so only where there is nothing else.
+        Where text keeps its white space, only white space alone is left out.
         """
         if self.drops_rest and self._num_calls:
             return
@@ -161,7 +163,7 @@ class ToolParser(ABC):
             self._has_said = True
 
     def _say_with_space(self, text: str) -> None:
-        """Add `text`, and what was held, as soon as it is more than white space or what separates calls."""
+        """Add `text` and the held text, as soon as it is more than white space and separators."""
         waits = self._is_behind_call or not self._has_said
         if waits and not text.strip(SEPARATORS if self._is_behind_call else None):
             self._held = text
@@ -172,7 +174,7 @@ class ToolParser(ABC):
         self._has_said = True
 
     def _pass_marker(self) -> None:
-        """A marker around calls was read: white space beside it alone is no content."""
+        """A marker around calls was read: white space alone beside it is not content."""
         if self.keeps_space:
             self._held = ""
             self._is_behind_call = True
@@ -203,7 +205,7 @@ class ToolParser(ABC):
 
     @staticmethod
     def call_id(name: str, index: int, drawn: str) -> str:
-        """An id as the model's chat template wants it; OpenAI's look where it wants none in particular.
+        """An id in the form that the model's chat template requires; in OpenAI's form if it requires none.
 
         Args:
             name, index: of the call in its message.
@@ -212,7 +214,7 @@ class ToolParser(ABC):
         return "call_" + drawn[:24]
 
     def _say_until(self, markers: tuple[str, ...], *, is_last: bool) -> str | None:
-        """Say what goes before the first of `markers`, and read the marker itself; None when there is none yet."""
+        """Report the text before the first of `markers` and read that marker; None if there is none yet."""
         place, marker = find_marker(self._text, markers, is_last=is_last)
         self._say(self._read(place))
         return self._read(len(marker)) if marker is not None else None
@@ -224,7 +226,7 @@ class ToolParser(ABC):
 
 
 def find_marker(text: str, markers: tuple[str, ...], *, is_last: bool, start: int = 0) -> tuple[int, str | None]:
-    """Where the first of `markers` begins, and which it is; without one, where it may still be going to begin."""
+    """Position of the first of `markers`, and the marker; without one, the position where one may begin."""
     pattern, beginnings, max_length = _pattern(markers)
     if not markers:
         return len(text), None

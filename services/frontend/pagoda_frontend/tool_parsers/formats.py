@@ -1,6 +1,6 @@
-"""Structural tags of texts in which a model is free to call tools, and whose calls match their schemas.
+"""Builds structural tags for texts in which a model may call tools, with calls that match their schemas.
 
-A format is what `pagoda_common.grammar.structural_tag` reads. Every dialect has its own; what they share is here.
+A format is the input of `pagoda_common.grammar.structural_tag`. Each dialect has its own; shared parts are here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ NOTHING: Format = {"type": "regex", "pattern": "()"}
 
 
 def text(value: str) -> Format:
-    """Just `value`."""
+    """The text `value`."""
     return {"type": "const_string", "value": value}
 
 
@@ -22,17 +22,17 @@ def regex(pattern: str) -> Format:
 
 
 def json_value(schema: Any) -> Format:
-    """A JSON text."""
+    """A JSON text that matches the schema."""
     return {"type": "json_schema", "json_schema": schema}
 
 
 def sequence(*elements: Format) -> Format:
-    """One after the other."""
+    """The formats one after the other."""
     return {"type": "sequence", "elements": list(elements)}
 
 
 def one_of(*elements: Format) -> Format:
-    """Any of them."""
+    """Any one of the formats."""
     return {"type": "or", "elements": list(elements)}
 
 
@@ -59,11 +59,11 @@ def triggered(*triggers: str, tags: Iterable[Format], is_parallel: bool) -> Form
 
 
 def at_the_beginning(calls: Format, *, plain: str, marker: str) -> Format:
-    """Calls as the whole text, or text that does not begin like one.
+    """Either calls as the whole text, or text that does not begin like a call.
 
     Args:
-        plain: pattern of the first characters of a text that is none.
-        marker: what may stand before calls anywhere.
+        plain: pattern of the first characters of text that is not a call.
+        marker: text that may precede calls anywhere.
     """
     marked = tag(marker, calls)
     free = triggered(marker, tags=[marked], is_parallel=False)
@@ -73,7 +73,7 @@ def at_the_beginning(calls: Format, *, plain: str, marker: str) -> Format:
 def array_schema(schemas: Schemas, *, is_parallel: bool, arguments: str = "parameters") -> dict[str, Any]:
     """An array of calls, whose `arguments` are under that name.
 
-    Each tool's schema is a definition; what refers to it from within is led there.
+    Each tool's schema becomes a definition, and references within it are rewritten to point there.
     """
     calls, definitions = [], {}
     for place, (name, schema) in enumerate(schemas.items()):
@@ -92,7 +92,7 @@ def array_schema(schemas: Schemas, *, is_parallel: bool, arguments: str = "param
 
 
 def _moved(node: Any, root: str) -> Any:
-    """`node` with its references from the top as references from `root`."""
+    """`node` with references from the top rewritten as references from `root`."""
     if isinstance(node, list):
         return [_moved(item, root) for item in node]
     if not isinstance(node, dict):

@@ -10,11 +10,11 @@ from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_text import JsonSpan
 
 MAX_HEADER_CHARS = 1024
-"""Without arguments within this, it was no call."""
+"""Characters after which text without arguments is not a call."""
 
 
 class FramedParser(ToolParser):
-    """Reads: start, header with the name, ``{…}``, end. Subclasses say how they look."""
+    """Reads start marker, header with the name, ``{…}``, end marker. Subclasses define these markers."""
 
     start: ClassVar[str]
     """Marker before a call."""
@@ -82,7 +82,7 @@ class FramedParser(ToolParser):
         return False
 
     def _read_end(self, *, is_last: bool) -> bool:
-        """Up to the end marker nothing counts, but the rest of arguments that are no JSON."""
+        """Skip up to the end marker, but keep the rest of arguments that are not JSON."""
         if not self.end and not self._span.is_broken:
             self._state = self._read_content
             return True
@@ -102,9 +102,9 @@ class FramedParser(ToolParser):
 
 
 class SectionParser(FramedParser):
-    """Calls that stand together between two markers, the first and last that are `ignored`.
+    """Calls that stand together between two markers, the first and last of `ignored`.
 
-    As vLLM's parsers of these models have it: what stands between calls or after them is no content.
+    As in vLLM's parsers of these models, text between or after calls is not content.
     """
 
     call_separator: ClassVar[str] = ""
@@ -114,9 +114,9 @@ class SectionParser(FramedParser):
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
         self._is_inside = False
-        """Between the markers."""
+        """Whether reading is between the markers."""
         self._noise = ""
-        """Text there that is not a call: content, if the section has no call."""
+        """Text of the section that is not a call; content if the section has no call."""
 
     def finish(self) -> Piece:
         while self._read_on(is_last=True):
@@ -131,7 +131,7 @@ class SectionParser(FramedParser):
             self._leave()
 
     def _leave(self) -> None:
-        """The section is over."""
+        """End the section."""
         self._is_inside = False
         noise, self._noise = self._noise, ""
         self._say(noise)
@@ -144,7 +144,7 @@ class SectionParser(FramedParser):
 
     @classmethod
     def _call(cls, name: str, schema: dict[str, Any]) -> Format:
-        """The format of one call; every dialect has its own, and this class is none."""
+        """The format of one call; each dialect has its own, and this class is not a dialect."""
         raise NotImplementedError
 
     @classmethod
@@ -184,9 +184,9 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
 
 
 class KimiK2Parser(SectionParser):
-    """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}``: Kimi K2, whose template wants its ids.
+    """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}``: Kimi K2, whose template requires its ids.
 
-    What has no number after its name is no call.
+    Text without a number after the name is not a call.
     """
 
     start = "<|tool_call_begin|>"

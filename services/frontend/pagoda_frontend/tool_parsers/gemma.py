@@ -18,9 +18,9 @@ _OUTSIDE = re.compile(r'[^{}\[\]<"]*')
 _BARE = re.compile(r"[^,{}\[\]<]*")
 _KEY = re.compile(r"[^:,{}\[\]<]*")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-"""Some calls are JSON all the same."""
+"""Some calls are JSON nevertheless."""
 MAX_DEPTH = 200
-"""Levels of arrays and objects."""
+"""Maximum nesting of arrays and objects."""
 
 
 class Gemma4Parser(ToolParser):
@@ -72,7 +72,7 @@ class Gemma4Parser(ToolParser):
         return True
 
     def _read_arguments(self, *, is_last: bool) -> bool:
-        """All of them up to the brace at the end, or the end marker; a call that is cut off is none."""
+        """All arguments up to the closing brace or the end marker; a call that is cut off does not count."""
         while not self._is_closed():
             if not self._step(is_last=is_last):
                 break
@@ -92,7 +92,7 @@ class Gemma4Parser(ToolParser):
         return self._place > 0 and self._depth == 0
 
     def _step(self, *, is_last: bool) -> bool:
-        """Go on by one bracket, quote, or run of other characters; False at the end, or where more must be known."""
+        """Advance by one bracket, quote, or run of other characters; False at the end, or if more text is needed."""
         text, place = self._text, self._place
         if self._in_string:
             end = text.find(_QUOTE, place)
@@ -122,7 +122,7 @@ class Gemma4Parser(ToolParser):
         return True
 
     def _read_end(self, *, is_last: bool) -> bool:
-        """The end marker, and separators after it, where there are any."""
+        """Read the end marker and separators after it, if there are any."""
         start = after_space(self._text)
         is_end = after_start(self._text[start:], self.end)
         if is_end is None and not is_last:
@@ -180,7 +180,7 @@ class _Reader:
         return text
 
     def _json_string(self) -> str:
-        """The string whose first quote was read, with both of them."""
+        """The string whose first quote was read, with both quotes."""
         start = self._place - 1
         match = _JSON_STRING.match(self._text, start)
         self._place = match.end() if match is not None else len(self._text)
@@ -203,7 +203,7 @@ class _Reader:
 
 
 def _bare(text: str) -> Any:
-    """A number, a word of JSON, or else text."""
+    """A number, a JSON literal, or else text."""
     text = text.strip()
     if text.lower() in ("null", "none", "nil"):
         return None

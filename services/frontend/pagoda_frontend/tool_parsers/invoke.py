@@ -11,12 +11,12 @@ from pagoda_frontend.tool_parsers.xml import TaggedArgumentsParser
 
 
 class InvokeParser(TaggedArgumentsParser):
-    """Reads invokes whose tags begin with `prefix`. Subclasses say what goes around them."""
+    """Reads invokes whose tags begin with `prefix`. Subclasses define the markers around them."""
 
     keeps_space = True
     is_whole = True
     prefix: ClassVar[str] = ""
-    """Before the names of the tags."""
+    """Prefix of tag names."""
     stops = (">", "<", "\n")
     string_mark: ClassVar[str] = ""
     """Attribute of a value that is a string."""
@@ -58,7 +58,7 @@ class InvokeParser(TaggedArgumentsParser):
 
 
 class DeepSeekV32Parser(InvokeParser):
-    """``<｜DSML｜function_calls>``, whose parameters say by ``string="true"`` or ``"false"`` what they are.
+    """``<｜DSML｜function_calls>``, whose parameters have ``string="true"`` or ``"false"``.
 
     Outside of the marker there are no calls.
     """

@@ -14,24 +14,24 @@ CALL_KEYS = frozenset(("name", "type", "function", "id", "arguments", "parameter
 
 
 class JsonToolParser(ToolParser):
-    """Reads ``{"name": …, "arguments": {…}}``. Subclasses say what goes around it."""
+    """Reads ``{"name": …, "arguments": {…}}``. Subclasses define the markers around it."""
 
     starts: ClassVar[tuple[str, ...]] = ()
-    """Markers after which calls are."""
+    """Markers before calls."""
     end: ClassVar[str] = ""
-    """Marker after them; where it is missing, the object's own end counts."""
+    """Marker after calls; without it, the end of the object counts."""
     begins_text: ClassVar[bool] = False
-    """Calls may be at the beginning of the text without a marker."""
+    """Whether calls may begin the text without a marker."""
     calls_in_array: ClassVar[bool] = False
-    """After a marker stands an array of calls with arguments."""
+    """Whether an array of calls with arguments follows a marker."""
     array_end: ClassVar[str] = ""
     """Text that must follow the array."""
     is_in_prose: ClassVar[bool] = False
-    """Calls of known tools may be anywhere in the text without a marker."""
+    """Whether calls of known tools may be anywhere in the text without a marker."""
     needs_arguments: ClassVar[bool] = False
-    """An object without arguments is no call."""
+    """Whether an object without arguments is not a call."""
     hides_markers: ClassVar[bool] = False
-    """Markers are no content, whatever stands between them, and each line between them may be a call."""
+    """Whether markers are never content, whatever is between them, and each line between them may be a call."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
@@ -129,7 +129,7 @@ class JsonToolParser(ToolParser):
         return (*self.starts, self.end) if self.end else self.starts
 
     def _read_after_object(self, *, is_last: bool) -> bool:
-        """Another object, the array's end, the marker at the end, or none of them."""
+        """Read another object, the array's end, the end marker, or none of them."""
         start = after_space(self._text)
         character = self._text[start : start + 1]
         place = after_space(self._text, start + 1) if character and character in SEPARATORS else start
@@ -156,7 +156,7 @@ class JsonToolParser(ToolParser):
         return True
 
     def _give_up(self) -> bool:
-        """It was no call: what was read since the last one is content, and the brace that looked like one."""
+        """It was not a call: text since the last call is content, and so is the brace that looked like a call."""
         self._say(self._raw)
         if self._in_prose:
             self._say(self._read(1))
@@ -167,7 +167,8 @@ class JsonToolParser(ToolParser):
         return True
 
     def _read_fault(self, *, is_last: bool) -> bool:
-        """After other calls: what is none goes on to the next object that begins a line, or to the end marker."""
+        """After other calls: text that is not a call extends to the next object that begins a line, or to the end
+        marker."""
         place, marker = find_marker(self._text, ("\n{", *self._stops()), is_last=is_last)
         self._say(self._read(place))
         if marker is None:
@@ -226,7 +227,7 @@ class Llama3JsonParser(JsonToolParser):
 
 
 class RequiredCallsParser(JsonToolParser):
-    """The array that a required tool choice is constrained to, whatever the model's own way."""
+    """The array that a required tool choice is constrained to, whatever the model's own format."""
 
     begins_text = True
     needs_arguments = True

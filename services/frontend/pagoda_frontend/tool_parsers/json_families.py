@@ -18,7 +18,7 @@ class GraniteParser(JsonToolParser):
 
 
 class Ernie45Parser(HermesParser):
-    """Hermes' way, with line breaks around calls that are no content: ERNIE 4.5."""
+    """Hermes' format, with line breaks around calls that are not content: ERNIE 4.5."""
 
     keeps_space = False
 
@@ -60,7 +60,7 @@ class ToolCallsArrayParser(JsonToolParser):
 
 
 class MinimaxParser(ToolCallsArrayParser):
-    """``<tool_calls>`` and a call on each line, without an array: MiniMax M1. Its markers are no content."""
+    """``<tool_calls>`` and a call on each line, without an array: MiniMax M1. Its markers are not content."""
 
     keeps_space = False
     drops_rest = False
@@ -84,7 +84,7 @@ class InternLMParser(JsonToolParser):
 
 
 class LongcatParser(HermesParser):
-    """Hermes' way with a tag of its own: LongCat-Flash."""
+    """Hermes' format with another tag: LongCat-Flash."""
 
     starts = ("<longcat_tool_call>",)
     end = "</longcat_tool_call>"

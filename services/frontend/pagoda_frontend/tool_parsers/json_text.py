@@ -1,4 +1,4 @@
-"""JSON as it comes: where a value ends, and which call an object describes. Knows no markers and no models."""
+"""Incremental JSON reading: where a value ends, and which call an object describes. Knows no markers and no models."""
 
 import json
 import re
@@ -23,15 +23,15 @@ def after_space(text: str, start: int = 0) -> int:
 
 
 MAX_HELD_CHARS = 256
-"""Arguments up to this are held back until it is certain that they are JSON."""
+"""Characters of arguments that are held back until it is certain that they are JSON."""
 
 
 class JsonSpan:
-    """Follows one value to its end. Brackets and strings count; numbers and words are taken as they are."""
+    """Finds the end of one value by brackets and strings; numbers and words are not checked."""
 
     def __init__(self) -> None:
         self.is_done = False
-        """The value has ended."""
+        """Whether the value has ended."""
         self.is_broken = False
         """Whether the next text cannot be part of a value."""
         self._depth = 0
@@ -39,9 +39,10 @@ class JsonSpan:
         self._in_scalar = False
 
     def read(self, text: str, start: int) -> tuple[int, str]:
-        """Go on from `start`: where it stopped, and the value's text up to there, control characters escaped.
+        """Continue from `start`: the position where reading stopped, and the value's text up to there, with control
+        characters escaped.
 
-        A number or word at the top ends only at what follows it.
+        A number or word at the top level ends only at the following character.
         """
         place, parts = start, []
         while place < len(text) and not (self.is_done or self.is_broken):
@@ -100,7 +101,7 @@ class Outcome(Enum):
 
 
 class JsonCall:
-    """Reads ``{"name": …, "arguments": {…}}``, whose keys may come in any order, and tells the call as it comes."""
+    """Reads ``{"name": …, "arguments": {…}}`` with keys in any order, and reports the call as it arrives."""
 
     def __init__(
         self,
@@ -109,21 +110,21 @@ class JsonCall:
         max_held_chars: int = MAX_HELD_CHARS,
         first_keys: frozenset[str] | None = None,
     ) -> None:
-        """How strict it is.
+        """Set how strict the reader is.
 
         Args:
-            needs_arguments: an object without them is no call.
-            max_held_chars: the call begins once there are more arguments than this, or when it has ended. A shorter
-                one that is cut off is none.
-            first_keys: an object that begins with another key is no call; None allows all.
+            needs_arguments: an object without arguments is not a call.
+            max_held_chars: the call begins once its arguments are longer than this, or when it has ended. A shorter
+            call that is cut off does not count. first_keys: an object that begins with another key is not a call; None
+            allows all.
         """
         self.place = 0
-        """Characters of the text that were read."""
+        """Number of characters that were read."""
         self.name: str | None = None
         self.has_begun = False
-        """It is a call, and `news` are its arguments so far."""
+        """Whether it is a call, with `news` as its arguments so far."""
         self.is_arguing = False
-        """The arguments have not ended."""
+        """Whether the arguments have not ended."""
         self.news: list[str] = []
         """New text of the arguments, to be taken by the caller."""
         self._needs_arguments = needs_arguments
@@ -137,7 +138,7 @@ class JsonCall:
         self._held: str | None = None
 
     def read(self, text: str) -> Outcome:
-        """Go on; `text` begins with the object as long as the call has not begun, later wherever `place` says."""
+        """Continue; `text` begins with the object until the call has begun, afterwards at `place`."""
         while True:
             before, step = self.place, self._step
             outcome = step(text)
@@ -214,7 +215,7 @@ class JsonCall:
         return None
 
     def _read_other(self, text: str) -> Outcome | None:
-        """A whole value: the name, arguments that come before it, or what calls may have besides."""
+        """Read a whole value: the name, arguments that come before the name, or another key's value."""
         self.place, part = self._span.read(text, self.place)
         self._parts.append(part)
         if self._span.is_broken:
@@ -268,7 +269,7 @@ def _loads(raw: str) -> Any:
 
 
 def _wrapped(raw: str) -> tuple[str | None, str | None]:
-    """Name and arguments of a call in OpenAI's form, which has them within an object called function; None for none."""
+    """Name and arguments of a call in OpenAI's form, within an object called function; None if it is not one."""
     inner = _loads(raw)
     name = inner.get("name") if isinstance(inner, dict) else None
     if not isinstance(name, str) or not name or not is_utf8(name):
@@ -281,7 +282,7 @@ def _wrapped(raw: str) -> tuple[str | None, str | None]:
 
 
 def _object_text(raw: str) -> str | None:
-    """Arguments as text of an object: they are one, or a string that holds one, or null; else None."""
+    """Arguments as the text of an object, if they are an object, a string that holds one, or null; else None."""
     value = _loads(raw)
     if isinstance(value, str):
         raw = JsonSpan().read(value.strip(), 0)[1]

@@ -1,4 +1,4 @@
-"""Mistral's calls, in both ways of its templates, and its ids."""
+"""Mistral's calls, in both formats of its templates, and its ids."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pagoda_frontend.tool_parsers.json_text import after_space
 _START = "[TOOL_CALLS]"
 _BARE_NAME = re.compile(r"[^\s\[\]{}]+\s*")
 ID_CHARS = 9
-"""Mistral's templates refuse ids of any other length, and all but letters and digits."""
+"""Length of ids: Mistral's templates accept only ids of nine letters and digits."""
 
 
 class _Named(FramedParser):
@@ -34,8 +34,8 @@ class _Array(JsonToolParser):
 class MistralParser(ToolParser):
     """``[TOOL_CALLS][{"name": …, "arguments": …}]``, and since version 11 ``[TOOL_CALLS]NAME[ARGS]{…}``.
 
-    As in vLLM, words between the marker and the array are skipped, and so is what follows the array. A marker before
-    what is no call is no content, nor is a name alone.
+    As in vLLM, words between the marker and the array are skipped, and so is what follows the array. A marker without a
+    call is not content, nor is a name alone.
     """
 
     keeps_space = True
@@ -45,7 +45,7 @@ class MistralParser(ToolParser):
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
-        """An array, or named calls; more of these follow each other."""
+        """Read an array or named calls, of which several may follow each other."""
         named = []
         for name, schema in schemas.items():
             arguments = formats.json_value(schema)
@@ -72,7 +72,7 @@ class MistralParser(ToolParser):
         return super().finish() if self._inner is None else self._inner.finish()
 
     def _advance(self, *, is_last: bool) -> bool:
-        """Up to the first marker all is content; what follows it says which of the two it is from there on."""
+        """Text up to the first marker is content; the text after it decides between the two formats."""
         place, marker = find_marker(self._text, (_START,), is_last=is_last)
         self._say(self._read(place))
         place = after_space(self._text, len(_START)) if marker else 0
@@ -98,7 +98,8 @@ class MistralParser(ToolParser):
         return False
 
     def _call_after(self, place: int, *, is_last: bool) -> tuple[type[ToolParser] | None, int] | None:
-        """What begins at `place`, after the marker, and where: an array, a named call, or (no class) none of them.
+        """The format that begins at `place`, after the marker, and its position: an array, a named call, or neither (no
+        class).
 
         None while that is not known.
         """

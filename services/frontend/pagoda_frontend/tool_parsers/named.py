@@ -1,4 +1,4 @@
-"""The whole text is one call's arguments: a tool was named, and the text is constrained to its schema."""
+"""Parser for a named tool choice: the whole text is the call's arguments, constrained to its schema."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from pagoda_frontend.tool_parsers.json_text import JsonSpan, after_space
 
 
 class NamedCallParser(ToolParser):
-    """A text that begins with no object is content."""
+    """A text that does not begin with an object is content."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]], name: str) -> None:
         super().__init__(schemas=schemas)

@@ -1,5 +1,5 @@
-"""Calls and literals of Python as models write them. Nothing is executed, keywords are names like all others, and
-strings may have raw line breaks. Knows no markers and no models."""
+"""Parses Python calls and literals as models write them. Nothing is executed, keywords are ordinary names, and strings
+may have raw line breaks. Knows no markers and no models."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 200
-"""Levels of brackets that a value may have."""
+"""Maximum nesting of brackets in a value."""
 _NAME = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")
 _KEY = re.compile(r"[^\W\d][\w-]*")
 _SPACE = re.compile(r"(?:\s|\\\n)*")
@@ -17,7 +17,7 @@ _NUMBER = re.compile(
 )
 _STRING = re.compile(r"([rRuU]?)('''|\"\"\"|'|\")")
 _WORDS: dict[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-"""JSON's names for what Python calls True, False and None count too."""
+"""JSON's names of True, False and None are accepted too."""
 _ESCAPE = re.compile(r"\\(x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8}|N\{[^{}]+\}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
 _ESCAPES.update({character: character for character in "\\'\""})
@@ -26,10 +26,10 @@ Number = Callable[[str], Any]
 
 
 def read_python(text: str, *, number: Number) -> Any:
-    """The value of a literal; `number` makes one of its spelling in JSON.
+    """The value of a literal; `number` converts a number's JSON spelling.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a literal.
     """
     reader = _Reader(text, number)
     value = reader.value(0)
@@ -50,7 +50,7 @@ def read_call(text: str, *, number: Number) -> tuple[str, dict[str, Any]]:
 
 
 class _Reader:
-    """Reads from a place on."""
+    """Reads from a position."""
 
     def __init__(self, text: str, number: Number) -> None:
         self._text = text
@@ -94,7 +94,7 @@ class _Reader:
         return _WORDS[word]
 
     def _items(self, end: str, depth: int) -> tuple[list[Any], bool]:
-        """Up to `end`, and whether there was a comma."""
+        """Items up to `end`, and whether there was a comma."""
         items, has_comma = [], False
         while not self._has(end):
             items.append(self.value(depth + 1))
@@ -118,7 +118,7 @@ class _Reader:
         return pairs
 
     def _strings(self) -> str:
-        """Strings that stand beside each other are one."""
+        """Adjacent strings are joined."""
         parts = []
         while match := _STRING.match(self._text, self._after_space()):
             parts.append(self._string(match))
@@ -144,7 +144,7 @@ class _Reader:
         return match.end()
 
     def _has(self, mark: str) -> bool:
-        """Whether `mark` comes next; it is read then."""
+        """Whether `mark` comes next; reads it if so."""
         start = self._after_space()
         if not self._text.startswith(mark, start):
             return False
@@ -164,7 +164,7 @@ class _Reader:
 
 
 def _json_number(sign: str, digits: str) -> str:
-    """A number of Python in JSON's spelling, with all of its digits."""
+    """A Python number in JSON's spelling, with all of its digits."""
     if digits[:2] in ("0x", "0o", "0b"):
         digits = str(int(digits, 0))
     else:
@@ -201,17 +201,17 @@ def _is_character(name: str) -> bool:
 
 
 class CallSpan:
-    """Follows a text to where the bracket that opens first is closed; strings count."""
+    """Finds the end of the first bracket, skipping strings."""
 
     def __init__(self) -> None:
         self.place = 0
-        """Characters that were read."""
+        """Number of characters that were read."""
         self.is_closed = False
         self._depth = 0
         self._quote = ""
 
     def read(self, text: str, *, is_last: bool) -> None:
-        """Go on in `text`, which begins as it did before."""
+        """Continue in `text`, which begins as before."""
         while self.place < len(text) and not self.is_closed:
             pattern = _IN_STRING[self._quote[0]] if self._quote else _OUTSIDE
             match = pattern.match(text, self.place)
@@ -221,7 +221,7 @@ class CallSpan:
                 return
 
     def _step(self, text: str, *, is_last: bool) -> bool:
-        """Go on by a bracket or a quote; False when it takes more text than there is."""
+        """Advance to the next bracket or quote; False when more text is needed."""
         character = text[self.place]
         if character == "\\":
             if self.place + 1 == len(text):

@@ -1,4 +1,4 @@
-"""Calls as Python calls with literals, in a list or one a line: Llama 3.2 and 4, OLMo 3, LFM2. Nothing is executed."""
+"""Parses Python calls with literals, in a list or one per line: Llama 3.2 and 4, OLMo 3, LFM2. Nothing is executed."""
 
 import re
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ class PythonicParser(ToolParser):
     """``[get_weather(city="Rome", days=3), now()]`` at the beginning of the text, or of known tools anywhere."""
 
     start: ClassVar[str] = "<|python_start|>"
-    """Marker before the calls; it may be missing where calls may begin the text."""
+    """Marker before the calls; may be missing where calls may begin the text."""
     end: ClassVar[str] = "<|python_end|>"
-    """Marker after them."""
+    """Marker after the calls."""
     markers = (start, end)
     openers = (start,)
     begins_text: ClassVar[bool] = True
-    """Calls may stand without markers."""
+    """Whether calls may be without markers."""
     is_bare: ClassVar[bool] = False
-    """After the marker they need no brackets around them."""
+    """Whether calls after the marker need no brackets around them."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
@@ -41,7 +41,7 @@ class PythonicParser(ToolParser):
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
-        """A list of calls, between the markers where one is; other text does not begin with a bracket and a name."""
+        """A list of calls, between markers if there are any; other text does not begin with a bracket and a name."""
         tags = [python_call(name, schema) for name, schema in schemas.items()]
         calls = formats.tag("[", formats.listed(tags, separator=", ", is_parallel=is_parallel), "]")
         marked = formats.tag(cls.start, calls, ["", cls.end])
@@ -92,7 +92,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _expect_list(self, place: int) -> None:
-        """There is a bracket at `place`."""
+        """Read the list whose bracket is at `place`."""
         self._raw += self._read(place + 1)
         self._in_list = True
         self._expect_call()
@@ -102,7 +102,7 @@ class PythonicParser(ToolParser):
         self._state = self._read_call
 
     def _read_call(self, *, is_last: bool) -> bool:
-        """One call up to its closing bracket, which is where it is known to be one."""
+        """Read one call up to its closing bracket, where it is known to be a call."""
         if _HEAD.fullmatch(self._text) is None:
             return self._give_up()
         self._span.read(self._text, is_last=is_last)
@@ -123,7 +123,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _read_behind(self, *, is_last: bool) -> bool:
-        """Another call, the end of the list or of all, or none of them."""
+        """Read another call, the end of the list, the end marker, or none of them."""
         start = after_space(self._text)
         character = self._text[start : start + 1]
         place = after_space(self._text, start + 1) if character and character in SEPARATORS else start
@@ -154,7 +154,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _give_up(self) -> bool:
-        """It was no call: what was read since the last one is content."""
+        """It was not a call: text since the last call is content."""
         self._say(self._raw)
         self._raw = ""
         self._in_list = False
@@ -194,7 +194,7 @@ class Lfm2Parser(PythonicParser):
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
         self._calls_text = ""
-        """The calls as they were written last. Models repeat them without the marker before them."""
+        """Text of the last calls, because models repeat them without the marker."""
 
     def _read(self, num_characters: int) -> str:
         text = super()._read(num_characters)

@@ -1,4 +1,4 @@
-"""Tool call parsers by name, and how plugins add theirs."""
+"""Registry of tool call parsers, to which plugins add theirs."""
 
 import importlib.util
 from collections.abc import Callable
@@ -70,7 +70,7 @@ _PARSERS: dict[str, type[ToolParser]] = {
 
 
 def register_tool_parser(*names: str) -> Callable[[type[Parser]], type[Parser]]:
-    """Decorates a `ToolParser` of a plugin: it is chosen by ``--tool-call-parser`` under `names`."""
+    """Decorator that registers a plugin's `ToolParser` under `names`, for ``--tool-call-parser``."""
 
     def register(parser: type[Parser]) -> type[Parser]:
         _PARSERS.update(dict.fromkeys(names, parser))
@@ -80,7 +80,7 @@ def register_tool_parser(*names: str) -> Callable[[type[Parser]], type[Parser]]:
 
 
 def tool_parser_names() -> list[str]:
-    """All that are known."""
+    """The names of all registered parsers."""
     return sorted(_PARSERS)
 
 
@@ -88,7 +88,7 @@ def find_tool_parser(name: str) -> type[ToolParser]:
     """The parser called `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no parser of that name.
     """
     if name not in _PARSERS:
         known = ", ".join(tool_parser_names())
@@ -97,10 +97,10 @@ def find_tool_parser(name: str) -> type[ToolParser]:
 
 
 def load_plugin(path: str, *, field: str) -> None:
-    """Execute the Python file at `path`, which registers what it brings.
+    """Execute the Python file at `path`, which registers its parsers.
 
     Raises:
-        ConfigError: it is not there, or fails; `field` names the flag that named it.
+        ConfigError: the file is missing or fails; `field` names the flag.
     """
     if not Path(path).is_file():
         raise ConfigError(f"{field} {path!r} is not a file", field=field)

@@ -1,4 +1,4 @@
-"""Values that models write without JSON, read as the tool's schema says, and JSON that is safe to send on."""
+"""Reads values that models write without JSON by the tool's schema, and writes JSON that is safe to send."""
 
 import json
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from pagoda_common.grammar.json_schema import resolved
 from pagoda_frontend.tool_parsers.python_text import read_python
 
 MAX_DEPTH = 200
-"""Levels of arrays and objects that a value may have, and of schemas within schemas."""
+"""Maximum nesting of arrays and objects in a value, and of schemas within schemas."""
 MAX_WHOLE_DIGITS = 400
-"""An exponent beyond this is not written out as an integer."""
+"""Maximum exponent of a number that is written out as an integer."""
 _ALL_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 
@@ -23,10 +23,10 @@ class Digits:
 
 
 def types_of(schema: Any, root: Any = None, *, depth: int = 0) -> set[str]:
-    """The types that `schema` allows, however it says so; empty when it does not.
+    """The types that `schema` allows, by any keyword; empty if it does not say.
 
     Args:
-        root: what references in `schema` start from; `schema` itself when it is None.
+        root: schema that references start from; None means `schema` itself.
     """
     root = schema if root is None else root
     schema = resolved(schema, root)
@@ -62,20 +62,19 @@ def choices_of(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _implied(schema: dict[str, Any]) -> set[str]:
-    """What keywords are only for."""
+    """By keyword: the type that it applies to."""
     if "properties" in schema:
         return {"object"}
     return {"array"} if "items" in schema or "prefixItems" in schema else set()
 
 
 def typed_value(text: str, schema: Any, root: Any = None, *, reads_untyped: bool = False) -> Any:
-    """`text` as the value that it stands for: JSON, or Python's notation, where the schema wants no string.
-
-    Numbers are `Digits`. What cannot be read as the schema says is the text itself.
+    """The value of `text`: JSON or Python notation, unless the schema wants a string. Numbers are `Digits`. Text that
+    does not fit the schema stays a string.
 
     Args:
-        root: what references in `schema` start from.
-        reads_untyped: where the schema says nothing, JSON counts too; else such a value is a string.
+        root: schema that references start from.
+        reads_untyped: without a type in the schema, read JSON; else such a value is a string.
     """
     types = types_of(schema, root)
     if not types and reads_untyped:
@@ -100,7 +99,7 @@ def typed_value(text: str, schema: Any, root: Any = None, *, reads_untyped: bool
 
 
 def _read(text: str, types: set[str]) -> Any:
-    """JSON, or a list or dictionary of Python; raises where it is neither."""
+    """Read JSON, or a Python list or dictionary; raises ValueError if it is neither."""
     try:
         value = json_value(text)
     except ValueError:
@@ -122,7 +121,7 @@ def json_value(text: str) -> Any:
 
 
 def _whole(number: Digits) -> Digits:
-    """3.0 as 3 where an integer is wanted."""
+    """Write 3.0 as 3 where the schema wants an integer."""
     value = Decimal(number.text)
     if value.adjusted() > MAX_WHOLE_DIGITS or value != value.to_integral_value():
         return number
@@ -130,7 +129,7 @@ def _whole(number: Digits) -> Digits:
 
 
 def checked(value: Any, depth: int = 0) -> Any:
-    """`value`, which is not too deep to be written; raises ValueError where it is."""
+    """`value`; raises ValueError if it is nested too deeply to be written."""
     if depth > MAX_DEPTH:
         raise ValueError("too deep")
     for part in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
@@ -143,7 +142,7 @@ def json_text(value: Any) -> str:
 
     Raises:
         TypeError: it cannot be written as JSON.
-        ValueError: it has a number without end.
+        ValueError: it has an infinite number or NaN.
     """
     text = _written(value, is_ascii=False)
     return text if is_utf8(text) else _written(value, is_ascii=True)
@@ -165,7 +164,7 @@ def _written(value: Any, *, is_ascii: bool) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether `text` has no half of a surrogate pair, which JSON's escapes can write."""
+    """Whether `text` has no unpaired surrogate, which JSON escapes can produce."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Calls as tags, one for each argument, whose text is the value: Qwen 3 Coder, Seed-OSS, GLM 4.5."""
+"""Parses calls with a tag for each argument, whose text is the value: Qwen 3 Coder, Seed-OSS, GLM 4.5."""
 
 import re
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from pagoda_frontend.tool_parsers.json_text import MAX_HELD_CHARS
 from pagoda_frontend.tool_parsers.values import checked, json_text, json_value, typed_value, types_of
 
 MAX_NAME_CHARS = 1024
-"""Without the end of a name within this, it was no call."""
+"""Characters after which a name without an end is not a call."""
 WRAPPERS = ("arguments", "input")
 """Names that models give to an argument that holds all arguments as an object."""
 LOOKAHEAD_CHARS = 64
-"""No marker after a name is longer."""
+"""Maximum length of a marker after a name."""
 
 
 @dataclass(slots=True)
@@ -26,23 +26,23 @@ class _Pending:
 
     name: str
     text: str
-    """As it was written so far."""
+    """Its text so far, as written."""
     arguments: str = ""
 
 
 class TaggedArgumentsParser(ToolParser):
-    """Reads a name, and arguments one after the other. Subclasses say how they look."""
+    """Reads a name, then arguments one after the other. Subclasses define the markers."""
 
     starts: ClassVar[tuple[str, ...]]
     """Markers before a call."""
     name: ClassVar[re.Pattern[str]]
-    """The name, from the end of the start marker on: group 1, and what ends it."""
+    """Pattern of the name (group 1) and its end, after the start marker."""
     stops: ClassVar[tuple[str, ...]]
     """Characters that cannot precede the end of a name or key."""
     key: ClassVar[re.Pattern[str]]
-    """An argument's key up to its value: group 1."""
+    """Pattern of an argument's key (group 1), up to its value."""
     key_start: ClassVar[str]
-    """How the key begins."""
+    """Text before a key."""
     value_ends: ClassVar[tuple[str, ...]]
     """Markers that end a value; all but the first stay in the text."""
     ends: ClassVar[tuple[str, ...]]
@@ -52,11 +52,11 @@ class TaggedArgumentsParser(ToolParser):
     section: ClassVar[tuple[str, str] | None] = None
     """The two markers of `ignored` that enclose all calls; None if calls may be anywhere."""
     reads_untyped: ClassVar[bool] = False
-    """Values without a type in the schema are JSON if they parse as JSON; otherwise they are strings."""
+    """Whether values without a type in the schema are read as JSON if they parse; otherwise they are strings."""
     is_whole: ClassVar[bool] = False
-    """A call that is no longer than `MAX_HELD_CHARS` begins when it has ended; one that is cut off is none."""
+    """Whether calls up to `MAX_HELD_CHARS` are held until they end; one that is cut off does not count."""
     has_line_breaks: ClassVar[bool] = True
-    """A line break after the tag before a value and one before the tag after it belong to the tags."""
+    """Whether one line break at the beginning and one at the end of a value are part of the tags."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
@@ -64,12 +64,12 @@ class TaggedArgumentsParser(ToolParser):
         self._properties: dict[str, Any] = {}
         self._key: re.Match[str] | None = None
         self._searched = 0
-        """Characters of the value in which it does not end."""
+        """Number of characters of the value without an end marker."""
         self._num_arguments = 0
         self._has_begun_text = False
-        """The text's opening line break was read."""
+        """Whether the value's first line break was read."""
         self._wrapped: dict[str, Any] | None = None
-        """All arguments, should the one argument that was read hold them."""
+        """All arguments, if the only argument so far holds them as an object."""
         self._wrapper = ""
         """That argument as it was written."""
         self._raw = ""
@@ -77,7 +77,7 @@ class TaggedArgumentsParser(ToolParser):
         """The call that is held back until it has ended."""
         self._state = self._read_content
         self._is_inside = self.section is None
-        """Calls count here."""
+        """Whether calls are recognized at this place."""
 
     def _advance(self, *, is_last: bool) -> bool:
         return self._state(is_last=is_last)
@@ -134,14 +134,14 @@ class TaggedArgumentsParser(ToolParser):
             super()._argue(arguments)
 
     def _release(self) -> None:
-        """Tell the call that was held back."""
+        """Report the held call."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._begin(pending.name)
             self._argue(pending.arguments)
 
     def _read_key(self, *, is_last: bool) -> bool:
-        """The next argument, or the end; what stands between arguments does not count."""
+        """Read the next argument, or the end; text between arguments is ignored."""
         place, marker = find_marker(self._text, (self.key_start, *self.ends, *self.starts), is_last=is_last)
         self._read(place)
         if marker == self.key_start:
@@ -172,7 +172,7 @@ class TaggedArgumentsParser(ToolParser):
         return True
 
     def _expect_value(self, match: re.Match[str]) -> None:
-        """An argument has begun with `match`; what is text in any case is given out as it comes."""
+        """An argument has begun with `match`; a value that is certainly text is reported as it arrives."""
         self._key = match
         key = match[1].strip()
         if self._wrapped is not None:  # it was an argument like others
@@ -189,7 +189,7 @@ class TaggedArgumentsParser(ToolParser):
         return key in WRAPPERS and not self._num_arguments and bool(self._properties) and key not in self._properties
 
     def _is_text(self, match: re.Match[str], key: str) -> bool:
-        """Whether the value that follows is its text, whatever that is."""
+        """Whether the following value is certainly a string."""
         types = types_of(self._properties.get(key), self._schema)
         return types == {"string"} or not (types or self.reads_untyped)
 
@@ -241,12 +241,12 @@ class TaggedArgumentsParser(ToolParser):
         return typed_value(text, self._properties.get(key), self._schema, reads_untyped=self.reads_untyped)
 
     def _trimmed(self, text: str) -> str:
-        """Without the line breaks that belong to the tags."""
+        """The text without line breaks that are part of the tags."""
         return text.removeprefix("\n").removesuffix("\n") if self.has_line_breaks else text
 
 
 def _object(value: Any) -> dict[str, Any] | None:
-    """`value` as an object, also where it is the JSON text of one; None where it is none."""
+    """`value` as an object, even if it is JSON text of one; None if it is not an object."""
     if isinstance(value, str):
         try:
             value = checked(json_value(value))

@@ -69,7 +69,7 @@ async def test_requests_that_wait_on_a_connection_are_bounded() -> None:
         assert (await raw(running, GET_HEALTH * 50)).count(b"HTTP/1.1 200 OK") == 50
         answer = await raw(running, GET_HEALTH * 5000)
         assert answer.count(b"HTTP/1.1 200 OK") < 5000
-        assert b"requests wait on this connection" in answer
+        assert b"pipelined requests wait on this connection" in answer
 
 
 async def test_large_heads_are_held_with_what_else_is() -> None:

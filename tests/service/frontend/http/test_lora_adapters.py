@@ -73,7 +73,7 @@ async def test_what_is_loaded_and_unloaded(monkeypatch: pytest.MonkeyPatch) -> N
             {"lora_name": "mine", "lora_path": "/etc"},
             403,
             "lora_path",
-            "lora_path is '/etc', must be one or below one of --allowed-weights",
+            "lora_path is '/etc', must be one of --allowed-weights, or below one of them",
         ),
         (
             LOAD,

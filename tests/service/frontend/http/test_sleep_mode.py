@@ -111,7 +111,9 @@ async def test_they_are_not_there_unless_asked_for() -> None:
 async def test_weights_come_from_where_the_operator_says_alone(running: Running, model: str) -> None:
     answer = await running.post("/reload_weights", {"model": model})
     assert answer.status_code == 403
-    assert answer.json()["error"]["message"].endswith("must be the served one or below one of --allowed-weights")
+    assert answer.json()["error"]["message"].endswith(
+        "must be the served model, one of --allowed-weights, or below one of them"
+    )
     assert not running.fake.reloads
 
 

@@ -94,7 +94,7 @@ async def test_normalisation_may_be_left_out(frontend: Running, fields: dict[str
     ("body", "param", "message"),
     [
         ({}, "input", "input is missing"),
-        ({"input": []}, "input", "input is empty: there must be at least one"),
+        ({"input": []}, "input", "input is empty: it must have at least one entry"),
         ({"input": ""}, "input", "input is empty: it must have at least one token"),
         ({"input": ["a", ""]}, "input", "input.1 is empty"),
         ({"input": [[1], []]}, "input", "input.1 is empty"),
@@ -167,7 +167,7 @@ async def test_an_engine_that_does_not_pool_is_501(monkeypatch: pytest.MonkeyPat
         frontend.fake.model_info.embedding_size = 0
         monkeypatch.setattr(frontend.fake, "embedding", lambda prompt_token_ids, *, is_unit=True: b"")
         error = await refused(frontend, {"input": "a"}, 501)
-        assert error["message"] == "the engine does not pool"
+        assert error["message"] == "the engine does not support pooling"
 
 
 async def test_it_is_counted(frontend: Running) -> None:
@@ -200,7 +200,7 @@ async def test_grpc_gives_the_same(frontend: Running, tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([], "inputs is empty: there must be at least one"),
+        ([], "inputs is empty: it must have at least one entry"),
         ([""], "inputs is empty: it must have at least one token"),
         ([[5], []], "inputs.1 is empty"),
         ([[3072]], "token id 3072 is out of vocabulary"),

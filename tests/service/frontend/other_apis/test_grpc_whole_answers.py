@@ -221,10 +221,10 @@ async def test_facts_of_model_and_server(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_what_an_abort_does_not_know_is_counted(frontend: Running) -> None:
     for ids, message_ in (
-        (["a"], "request 'a': not open here"),
-        (["a", "b"], "request 'a' and 1 more: not open here"),
-        (["a", "b", "c"], "request 'a' and 2 more: not open here"),
-        (["x" * 200], f"request {'x' * 128!r}: not open here"),
+        (["a"], "request 'a' is not open at this frontend"),
+        (["a", "b"], "request 'a' and 1 more is not open at this frontend"),
+        (["a", "b", "c"], "request 'a' and 2 more is not open at this frontend"),
+        (["x" * 200], f"request {'x' * 128!r} is not open at this frontend"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(frontend).Abort(inference_pb2.AbortGenerationRequest(request_ids=ids))
@@ -241,5 +241,5 @@ async def test_a_place_to_resume_from_goes_with_streams_alone(frontend: Running)
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
-        assert caught.value.details() == "resume_from goes with a stream, this call has none"
+        assert caught.value.details() == "resume_from needs a streaming call, this call is unary"
     assert not frontend.fake.submits

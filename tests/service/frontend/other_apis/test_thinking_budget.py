@@ -71,4 +71,4 @@ async def test_prompts_of_one_completion_have_all_begun_to_reason_or_none() -> N
         body = {"model": MODEL, "prompt": ["hello", "hello ["], "max_tokens": 4, BUDGET: 5}
         refused = await frontend.post("/v1/completions", body)
         assert refused.status_code == 400
-        assert "prompts that have all begun to reason" in refused.text
+        assert "prompts that all end inside reasoning" in refused.text

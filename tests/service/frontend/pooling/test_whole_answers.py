@@ -371,7 +371,7 @@ async def test_cohere_s_texts_are_cut(fields: dict[str, Any], kept: int, keeps_e
             "max_tokens_per_doc must be a non-negative integer, got -1",
         ),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "top_n must be at least 0, got -1"),
-        ("/pooling", {"input": []}, "input", "input is empty: there must be at least one"),
+        ("/pooling", {"input": []}, "input", "input is empty: it must have at least one entry"),
         ("/pooling", {"input": [[5], [99999]]}, "input", None),
         ("/pooling", {"input": "a", "prompt_name": "x"}, "prompt_name", None),
         ("/pooling", {"input": "a", "dimensions": 3}, "dimensions", None),

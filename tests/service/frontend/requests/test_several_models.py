@@ -267,7 +267,7 @@ async def test_grpc_goes_by_the_field_model(frontend: Running, both: Both) -> No
     assert first.request_id == "mine"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["mine", "other"]))
-    assert "'other': not open here" in (caught.value.details() or "")
+    assert "'other' is not open at this frontend" in (caught.value.details() or "")
     rest = [part async for part in stream]
     assert rest[-1].finish_reason == types_pb2.FINISH_REASON_ABORT
     load = (await stub.GetServerInfo(inference_pb2.GetServerInfoRequest())).load
@@ -364,7 +364,7 @@ async def test_adapters_lead_to_their_model(both: Both, monkeypatch: pytest.Monk
         at = "/v1/load_lora_adapter?model=" + ("spelled" if name == "tiny" else "tiny")
         refused = await frontend.post(at, {"lora_name": name, "lora_path": "/a"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
-        assert refused.json()["error"]["message"] == f"lora_name is '{name}', which leads to the model {other}"
+        assert refused.json()["error"]["message"] == f"lora_name is '{name}', which is a name of the model {other}"
     first._loras["fine"] = added[0]
     refused = await frontend.post("/v1/completions", {**BODY, "model": "fine"})
     message = "model is 'fine', an adapter of tiny and spelled: unload one of them"

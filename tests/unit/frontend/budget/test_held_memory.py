@@ -17,7 +17,7 @@ def test_one_caller_gets_half_and_all_get_the_whole() -> None:
     memory = HeldMemory(max_bytes=100)
     first, second = hold_of(memory, "a"), hold_of(memory, "b")
     first.add(50)
-    with pytest.raises(QueueFull, match="what answers keep, hold 50 bytes, at most 100 are held") as caught:
+    with pytest.raises(QueueFull, match="answers hold 50 bytes of memory, at most 100 are allowed") as caught:
         hold_of(memory, "a").add(1)
     assert caught.value.retry_after_s > 0
     second.add(50)

@@ -98,6 +98,6 @@ async def test_closing_ends_what_runs() -> None:
 
 async def test_a_process_that_does_not_start_is_no_fault_of_the_job() -> None:
     pool = HelperPool(["/bin/false"], what="jobs", max_job_s=240)
-    with pytest.raises(NotReady, match="does not start"):
+    with pytest.raises(NotReady, match="cannot start the process for jobs"):
         await pool.ask(b"hello")
     await pool.close()

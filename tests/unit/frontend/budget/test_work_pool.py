@@ -98,7 +98,7 @@ async def test_more_than_the_bound_are_refused_and_one_caller_has_half() -> None
         await tasks[3]
     tasks += [work.start(f"b{number}", who="b") for number in range(2)]
     await settle()
-    with pytest.raises(QueueFull, match="4 pieces of work wait"):
+    with pytest.raises(QueueFull, match="4 pieces of work are waiting"):
         await work.start("c0", who="c")
     for task in tasks:
         task.cancel()
@@ -122,7 +122,7 @@ async def test_who_gives_up_behind_others_makes_room_at_once() -> None:
     await settle()
 
     async def refused(name: str, num_waiting: int) -> None:
-        with pytest.raises(QueueFull, match=f"^{num_waiting} pieces of work wait already"):
+        with pytest.raises(QueueFull, match=f"^{num_waiting} pieces of work are waiting already"):
             await work.start(name, who=name[0])
 
     await refused("c0", 4)
@@ -240,7 +240,7 @@ async def test_one_caller_may_have_half_of_what_waits_exactly() -> None:
     work = Work(FairQueue(num_places=1, max_waiting=6))
     tasks = [work.start(f"a{number}", who="a") for number in range(5)]
     await settle()
-    with pytest.raises(QueueFull, match="3 pieces of work wait already") as caught:
+    with pytest.raises(QueueFull, match="3 pieces of work are waiting already") as caught:
         await tasks[4]
     assert caught.value.retry_after_s == 1
     for task in tasks:
@@ -253,7 +253,7 @@ async def test_the_bound_is_the_same_after_work_that_waited_and_work_that_gave_u
         names = [f"{who}{turn}" for who in "abcde"]
         tasks = [work.start(name, who=name[0]) for name in names]
         await settle()
-        with pytest.raises(QueueFull, match="4 pieces of work wait already"):
+        with pytest.raises(QueueFull, match="4 pieces of work are waiting already"):
             await work.start("more", who="f")
         tasks.pop().cancel()
         for name in names[:4]:

@@ -270,6 +270,6 @@ def test_a_budget_goes_before_what_the_answer_must_be(given: dict[str, Any], for
 
 def test_a_budget_goes_with_no_tag_of_the_older_shape() -> None:
     older = StructuredOutputsParams(structural_tag={"structures": [], "triggers": []}, start_after_token_ids=(1,))
-    with pytest.raises(InvalidRequest, match="goes with structural tags that have a format only") as caught:
+    with pytest.raises(InvalidRequest, match="needs a structural tag with the key format") as caught:
         budget(3, older)
     assert caught.value.field == "thinking_token_budget"

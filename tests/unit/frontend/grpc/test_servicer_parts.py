@@ -142,9 +142,9 @@ async def test_what_is_not_open_is_not_aborted() -> None:
     context = cast("Any", Context(("authorization", "Bearer key")))
     await made(serving).Abort(inference_pb2.AbortGenerationRequest(request_ids=["a"]), context)
     for ids, told in (
-        (["b"], "request 'b': not open here"),
-        (["b", "a", "c"], "request 'b' and 1 more: not open here"),
-        (["x" * 129], f"request '{'x' * 128}': not open here"),
+        (["b"], "request 'b' is not open at this frontend"),
+        (["b", "a", "c"], "request 'b' and 1 more is not open at this frontend"),
+        (["x" * 129], f"request '{'x' * 128}' is not open at this frontend"),
     ):
         with pytest.raises(NotFound) as caught:
             await made(serving).Abort(inference_pb2.AbortGenerationRequest(request_ids=ids), context)
@@ -168,7 +168,7 @@ def test_a_place_to_go_on_from_goes_with_streams() -> None:
     _refuse_resume_from(request())
     with pytest.raises(InvalidRequest) as caught:
         _refuse_resume_from(request(resume_from={"request_id": "a"}))
-    told = "resume_from goes with a stream, this call has none"
+    told = "resume_from needs a streaming call, this call is unary"
     assert (str(caught.value), caught.value.field) == (told, "resume_from")
 
 

@@ -112,7 +112,7 @@ async def test_requests_are_aborted_whatever_their_model(made: Any) -> None:
     shared, _, _ = made
     context = cast("Any", SimpleNamespace(invocation_metadata=lambda: ()))
     await shared.Abort(inference_pb2.AbortGenerationRequest(request_ids=["a1", "b1"]), context)
-    with pytest.raises(NotFound, match="request 'c' and 1 more: not open here"):
+    with pytest.raises(NotFound, match="request 'c' and 1 more is not open at this frontend"):
         await shared.Abort(inference_pb2.AbortGenerationRequest(request_ids=["a1", "c", "d"]), context)
 
 

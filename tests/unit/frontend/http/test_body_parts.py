@@ -79,7 +79,7 @@ async def test_a_body_is_its_pieces_and_is_held_for_its_owner() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (None, "there is none"),
+        (None, "it is missing"),
         ("text/plain", "got 'text/plain'"),
         ("application/jsonx", "got 'application/jsonx'"),
         ("application/json", None),

@@ -107,7 +107,7 @@ async def test_a_place_in_a_stream_leads_to_the_model_that_has_it(models: Models
     await handle(request(b'{"model": "a"}', **place))
     await handle(request(b"", last_event_id="other:3"))
     assert handlers.called[5:] == ["a", "a"], "who says that there is none"
-    with pytest.raises(InvalidRequest, match="is not an id of an event"):
+    with pytest.raises(InvalidRequest, match="is not an event id"):
         await handle(request(b"", last_event_id="?"))
     await ByModel(models).body(handlers.all)(request(b'{"model": "b"}', last_event_id="?"))
     assert handlers.called.pop() == "b", "a call that cannot be resumed does not look at it"

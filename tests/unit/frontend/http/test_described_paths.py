@@ -65,7 +65,7 @@ def test_a_path_with_everything() -> None:
             "400": {"description": ERRORS[400], "content": schema("ErrorAnswer")},
             "504": {"description": ERRORS[504], "content": schema("ErrorAnswer")},
             "401": {
-                "description": "The call shows none of the API keys.",
+                "description": "The call has no valid API key.",
                 "content": schema("UnauthorizedAnswer"),
             },
         },

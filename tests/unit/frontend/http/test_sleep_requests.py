@@ -133,11 +133,11 @@ def test_where_weights_may_come_from(model: str, taken: str | None) -> None:
     if taken is not None:
         assert allowed_weights(model, allowed=ALLOWED) == taken
         return
-    for field, bound in (("model", "the served one or below one"), ("lora_path", "one or below one")):
+    for field, bound in (("model", "the served model, one"), ("lora_path", "one")):
         with pytest.raises(PagodaError) as caught:
             allowed_weights(model, allowed=ALLOWED, field=field)
         error = caught.value
-        assert error.message == f"{field} is {model!r}, must be {bound} of --allowed-weights"
+        assert error.message == f"{field} is {model!r}, must be {bound} of --allowed-weights, or below one of them"
         assert (error.field, error.code) == (field, Code.PERMISSION_DENIED)
 
 

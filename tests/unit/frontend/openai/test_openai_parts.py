@@ -286,7 +286,7 @@ async def test_how_many_prompts_there_may_be(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(completions, "MAX_PROMPTS", 2)
     assert len((await prompts_of(["a", "b"]))[0]) == 2
     for given, told in (
-        ([], "prompt is empty: there must be at least one"),
+        ([], "prompt is empty: it must have at least one entry"),
         (["a", "b", "c"], "there may be at most 2 prompts, got 3"),
     ):
         with pytest.raises(InvalidRequest) as caught:

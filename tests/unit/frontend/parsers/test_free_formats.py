@@ -205,7 +205,7 @@ def walk(compiler: GrammarCompiler, template: LLMatcher, beginning: str, random:
     ("name", "schema", "message"),
     [
         ("pythonic", {"type": "object", "properties": {"not a name": {}}}, "not a name"),
-        ("pythonic", {"type": "object", "anyOf": [{"required": ["a"]}]}, "anyOf beside its properties"),
+        ("pythonic", {"type": "object", "anyOf": [{"required": ["a"]}]}, "anyOf beside properties"),
         ("qwen3_xml", {"type": "object", "properties": {"a<b": {}}}, "a<b"),
         ("qwen3_xml", {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}, "format of 'a'"),
         ("glm45", {"type": "object", "required": ["a"]}, "'a' required"),

@@ -440,7 +440,7 @@ async def test_how_many_inputs_there_may_be(monkeypatch: pytest.MonkeyPatch) -> 
     assert await made("a", "b") == 2
     assert await made("ab") == 1
     for given, told in (
-        ((), "input is empty: there must be at least one"),
+        ((), "input is empty: it must have at least one entry"),
         (("a", "b", "c"), "there may be at most 2 inputs, got 3"),
         (("a", ""), "input.1 is empty: it must have at least one token"),
         (([],), "input is empty: it must have at least one token"),

@@ -108,7 +108,7 @@ def test_a_place_is_read_from_the_header(given: str, place: Place) -> None:
     ],
 )
 def test_what_is_no_place_is_refused(given: str) -> None:
-    with pytest.raises(InvalidRequest, match="Last-Event-ID is not an id of an event of ours") as caught:
+    with pytest.raises(InvalidRequest, match="Last-Event-ID is not an event id of this server") as caught:
         place_of({"last-event-id": given})
     assert caught.value.field == "Last-Event-ID"
 
@@ -163,7 +163,7 @@ async def test_a_stream_is_adopted_with_its_body() -> None:
         (Adopting(), {}, NotFound, "F: the stream 'key' is unknown"),
         (Adopting(adopted("a", tenant="other")), {}, NotFound, "F: the stream 'key' is unknown"),
         (Adopting(adopted("a", num=2)), {}, NotFound, "F does not fit the stream 'key'"),
-        (Adopting(adopted("a")), {"path": "/q"}, InvalidRequest, "F belongs to /p, this is /q"),
+        (Adopting(adopted("a")), {"path": "/q"}, InvalidRequest, "F belongs to a stream of /p, this call is /q"),
     ],
 )
 async def test_a_stream_that_is_not_the_callers_is_not_adopted(

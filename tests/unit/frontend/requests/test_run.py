@@ -216,7 +216,7 @@ async def test_log_probabilities_of_prompts_are_counted_before_they_are_computed
         hold.release()
         hold.add(serving.config.max_unadmitted_bytes // 2 - 3 * 256)
         engine.submitted.clear()
-        with pytest.raises(QueueFull, match="what answers keep"):
+        with pytest.raises(QueueFull, match="requests before admission and answers hold"):
             await run.collect()
         assert engine.submitted == []
     finally:

@@ -255,7 +255,7 @@ def test_prompts_may_be_pooled_alike_or_each_in_its_way() -> None:
     assert [request.pooling for request in requests_of(run_of(prompts=2, pooling=[one, other]))] == [one, other]
     assert requests_of(run_of())[0].pooling is None
     only_pools = model(only_pools=True, pooling_tasks=("embed", "score"))
-    with pytest.raises(InvalidRequest, match="the model makes no text: it can embed, score") as caught:
+    with pytest.raises(InvalidRequest, match="the model does not generate text: it can embed, score") as caught:
         run_of(of=only_pools)
     assert caught.value.field == "model"
     run_of(of=only_pools, pooling=one)

@@ -14,7 +14,7 @@ REPORT_HEADER = "endpoint-load-metrics"
 
 
 class LoadReports:
-    """Puts the load into the head of each answer whose request asks for it."""
+    """Adds a load report to the head of each answer whose request asks for it."""
 
     def __init__(self, app: ASGIApp, *, load: Callable[[Scope], types_pb2.EngineLoad]) -> None:
         """`load` is called for every report, with the scope of its call."""

@@ -1,4 +1,4 @@
-"""When a stream says that it has begun: with its first news, or when these are long in coming. No engine."""
+"""Decides when a stream sends its status: with its first item, or earlier when that takes long. No engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,13 +7,13 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 PATIENCE_S = 1.0
-"""A stream's status waits this long for its first event: a request that is refused gets its own status, not 200."""
+"""Seconds that a stream's status waits for the first event, so that a refused request gets its own status, not 200."""
 MAX_TIMEOUT_PATIENCE_S = 10.0
-"""It waits as much longer as the request's own time limit, up to this."""
+"""Maximum seconds that it also waits for the request's own time limit."""
 
 
 def patience_of(timeout_s: float) -> float:
-    """Seconds that a stream waits for its first news; `timeout_s`: the request's time limit, 0 for none."""
+    """Seconds that a stream waits for its first item; `timeout_s`: the request's time limit, 0 for none."""
     return PATIENCE_S + min(timeout_s, MAX_TIMEOUT_PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""Long answers in JSON that are written while they are sent, so that none of them is in memory as a whole."""
+"""Long JSON answers that are written while they are sent, so that none is in memory as a whole."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -14,23 +14,23 @@ from pagoda_frontend.http.body import json_response
 from pagoda_frontend.openai.mapped import json_pieces
 
 WHOLE_BYTES = 1024**2
-"""Size up to which an answer is written as a whole, with its length in the head."""
+"""Bytes up to which an answer is written as a whole, with a Content-Length."""
 MIN_PIECE_BYTES = 128 * 1024
-"""Of what is sent at once."""
+"""Bytes that are sent at once."""
 PAUSE_S = 0.1
-"""Before a piece is written after all, when too much waited for a thread."""
+"""Seconds before the next try when too many pieces of work wait for a thread."""
 
 
 async def long_json_response(
     make: Callable[[], dict[str, Any]], headers: Mapping[str, str], *, work: WorkPool, num_bytes: int
 ) -> Response:
-    """A 200 with what `make` makes, on a thread, as JSON.
+    """A 200 with the result of `make` as JSON, made on a thread.
 
     Args:
         num_bytes: about the size of the JSON.
 
     Raises:
-        QueueFull: too much waits for a thread.
+        QueueFull: too many pieces of work wait for a thread.
     """
     if num_bytes <= WHOLE_BYTES:
         return await work.run_sized(lambda: json_response(make(), headers), num_bytes=num_bytes)
@@ -38,7 +38,7 @@ async def long_json_response(
 
 
 class PiecedJson(Response):
-    """A 200 whose JSON is written piece by piece, as its client takes it. A client that leaves ends it."""
+    """A 200 whose JSON is written piece by piece, as the client reads it. A client that disconnects ends it."""
 
     media_type = "application/json"
 
@@ -72,7 +72,7 @@ class PiecedJson(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, pieces: Iterator[bytes]) -> bytes:
-        """The next piece; the head is sent, so that it is too late for a refusal."""
+        """The next piece; the head is already sent, so it cannot be refused any more."""
         while True:
             try:
                 return await self._work.run(lambda: next(pieces, b""), num_bytes=LIGHT_BYTES + 1)

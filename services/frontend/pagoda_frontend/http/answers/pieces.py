@@ -1,4 +1,4 @@
-"""Large bodies of answers, handed to the server in pieces: each is written when the client has taken the others."""
+"""Hands large response bodies to the server in pieces: each is written when the client has read the ones before."""
 
 import asyncio
 
@@ -8,10 +8,10 @@ PIECE_BYTES = 64 * 1024
 
 
 class SendInPieces:
-    """Cuts what an app sends at once.
+    """Cuts large messages of an app into pieces.
 
-    A server writes all of it into the connection's buffer, however large it is. The call would be over, and what it
-    holds no longer counted, while a client that does not read keeps the buffer full.
+    A server writes a whole message into the connection's buffer, however large it is. The call would be over, and its
+    memory no longer counted, while a client that does not read keeps the buffer full.
     """
 
     def __init__(self, app: ASGIApp) -> None:

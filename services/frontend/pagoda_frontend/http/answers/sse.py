@@ -1,4 +1,4 @@
-"""Answers that end when the client goes away: server-sent events, and single responses that are long in the making."""
+"""Answers that end when the client disconnects: server-sent events, and single responses that take long."""
 
 import asyncio
 import logging
@@ -32,10 +32,10 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled at once when the client goes away.
+    """The result of `work`, which is cancelled at once when the client disconnects.
 
     Raises:
-        ClientDisconnected: it did.
+        ClientDisconnected: the client disconnected.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(wait_for_disconnect(request.receive))
@@ -49,7 +49,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result
 
 
 class EventStream(Response):
-    """Sends an iterator's events as they come. A client that leaves closes the iterator at once."""
+    """Sends an iterator's events as they come, and closes the iterator at once when the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -66,8 +66,7 @@ class EventStream(Response):
             events: whole events.
             request_id: the answer's X-Request-Id.
             keep_alive_s: silence after which a comment is sent; 0 is never.
-            timeout_s: the request's time limit, 0 for none: a short one that is over before the first event gets its
-                own status.
+            timeout_s: the request's time limit, 0 for none; if it passes before the first event, the status is its own.
         """
         self.body_iterator = events
         self.status_code = 200
@@ -144,9 +143,9 @@ class Source(Protocol[Delta]):
 
 
 async def stream_events(source: Source[Delta], chunks: ChunkEncoder[Delta], run: Run) -> AsyncGenerator[bytes, None]:
-    """Deltas as events: what came together is sent together, and the opening with the first of it.
+    """Deltas as events: deltas that came together are sent together, the opening with the first of them.
 
-    Where the run can be resumed each event has an id, and what the client has already is not sent again.
+    If the run can be resumed, each event has an id, and events that the client already has are not sent again.
 
     Args:
         run: below `source`.
@@ -177,7 +176,7 @@ async def stream_events(source: Source[Delta], chunks: ChunkEncoder[Delta], run:
 
 
 async def _end(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel what still runs and wait for its end."""
+    """Cancel the tasks that still run, and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

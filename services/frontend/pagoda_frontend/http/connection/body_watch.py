@@ -1,14 +1,14 @@
 """Limits on a body's arrival: time, and bytes of framing. Knows no connection."""
 
 GRACE_S = 5.0
-"""Also the time in which some more must come (MIN_BYTES_PER_S bytes), or the end."""
+"""Also the interval in which MIN_BYTES_PER_S more bytes must arrive, or the end of the body."""
 MIN_BYTES_PER_S = 50_000
-"""A body must come so fast on the whole, once the grace is over: 16 MiB within six minutes."""
+"""Minimum average rate of a body after the grace period: 16 MiB within six minutes."""
 FRAMING_BYTES = 64 * 1024
-"""Size of a chunked body beyond its content: trailers, and CHUNK_BYTES more for each chunk."""
+"""Maximum bytes of a chunked body beyond its content: trailers, and CHUNK_BYTES more for each chunk."""
 CHUNK_BYTES = 32
 MAX_TINY_CHUNKS = 16 * 1024
-"""Chunks of one body that may have fewer than CHUNK_CONTENT_BYTES bytes; each is a call of Python."""
+"""Maximum number of chunks with fewer than CHUNK_CONTENT_BYTES bytes in one body; each costs a Python call."""
 CHUNK_CONTENT_BYTES = 64
 
 
@@ -29,18 +29,18 @@ class BodyWatch:
         self.num_chunks = 0
 
     def add(self, num_bytes: int) -> None:
-        """So much more of the content is there."""
+        """`num_bytes` more of the content have arrived."""
         self._num_content += num_bytes
 
     def pause(self, now_s: float) -> None:
-        """Until now it was the server that did not read: the time begins again."""
+        """The server did not read until now: restart the interval."""
         self._start_s = now_s
         self._num_counted = self._num_content
 
     def look(self, now_s: float) -> float:
-        """Seconds until the next look; 0 or less: the body is too slow.
+        """Seconds until the next check; 0 or less: the body is too slow.
 
-        The first look is due after GRACE_S, each other one when the one before said.
+        The first check is due after GRACE_S, each later one when the check before says.
         """
         num_new, self._num_looked_at = self._num_content - self._num_looked_at, self._num_content
         if num_new < MIN_BYTES_PER_S:
@@ -50,7 +50,7 @@ class BodyWatch:
 
     @property
     def fault(self) -> str:
-        """The exceeded limit; "" if there is none."""
+        """A message that names the exceeded limit; "" if there is none."""
         framing = self.num_received - self._num_content
         if framing > FRAMING_BYTES + CHUNK_BYTES * self.num_chunks:
             return f"the body has more than {FRAMING_BYTES} bytes of trailers and framing"

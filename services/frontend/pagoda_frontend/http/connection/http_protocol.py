@@ -1,5 +1,5 @@
-"""HTTP/1.1 on a connection, with bounds on what a client may send before there is a request, and on how long it may
-leave an answer untaken. Knows no endpoint."""
+"""HTTP/1.1 on a connection, with bounds on what a client may send before a request is complete, and on how long it may
+leave an answer unread. Knows no endpoint."""
 
 import asyncio
 import logging
@@ -23,31 +23,33 @@ OVERLOADED = (503, b"Service Unavailable")
 LARGE_HEAD_BYTES = 64 * 1024
 NO_TUNNEL = (405, b"Method Not Allowed")
 MAX_PIPELINED = 64
-"""Requests of a connection that wait for the answers to those before; each is a head in memory."""
+"""Maximum number of pipelined requests that wait on a connection; each holds a head in memory."""
 UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
-"""They offer another protocol. A server may ignore the offer (RFC 9110, section 7.8), and this one does."""
+"""Headers that offer another protocol. A server may ignore the offer (RFC 9110, section 7.8), and this one does."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Ends a connection whose request line and headers are too long or too many (431) or do not end (408).
 
-    The parser itself would keep them all, forever. Subclasses carry the bounds: `bounded`. A request that offers an
-    upgrade (Java's HttpClient offers h2c with its first request) is answered as if it offered none. A client that is
-    refused while it sends can read the answer: its connection lingers.
+    The parser itself would keep them all forever. Subclasses made by `bounded` carry the bounds. A request that offers
+    an upgrade (Java's HttpClient offers h2c with its first request) is answered as if it offered none. A client that is
+    refused while it sends can still read the answer: its connection lingers.
     """
 
     max_head_bytes = 4 * 1024**2
-    """Request line and headers together, in bytes."""
+    """Maximum bytes of request line and headers together."""
     max_headers = 256
-    """Header lines of one request."""
+    """Maximum number of header lines of one request."""
     open_timeout_s = 60.0
-    """Seconds from the connection to the first byte of its first head: clients and balancers open some ahead."""
+    """Maximum seconds from the connection to the first byte of its first head: clients and balancers open some
+    connections ahead."""
     head_timeout_s = 10.0
-    """Seconds from the first byte of a head to its end."""
+    """Maximum seconds from the first byte of a head to its end."""
     held_memory: HeldMemory | None = None
-    """Where heads above LARGE_HEAD_BYTES are counted, with what else is held of requests."""
+    """Counts heads above LARGE_HEAD_BYTES with the other memory of requests."""
     send_timeout_s = 300.0
-    """Seconds for which an answer may wait for its client (asyncio's water marks: from 64 KiB down to 16 KiB)."""
+    """Maximum seconds for which an answer may wait for its client (asyncio's water marks: from 64 KiB down to 16 KiB).
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,17 +65,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._cycles: list[Any] = []
-        """Requests that are not answered, the running one first; uvicorn knows the last one alone."""
+        """Unanswered requests, the running one first; uvicorn keeps only the last one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
-        """A client is there."""
+        """A client has connected."""
         super().connection_made(transport)
         self._lingering = LingeringTransport(transport, is_sending=self._is_client_sending, on_end=self._on_linger)
         self.transport = self._lingering  # type: ignore[assignment]
         self._start_timer(self.open_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """The client is gone."""
         self._lingering.stop()
         self._stop_timer()
         self._end_body()
@@ -84,13 +86,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not take what was sent: the handler that answers it waits."""
+        """The client does not read what was sent: its handler waits."""
         super().pause_writing()
         if self.send_timeout_s and self._send_timer is None:
             self._send_timer = self.loop.call_later(self.send_timeout_s, self._cut_off)
 
     def resume_writing(self) -> None:
-        """It has taken most of it."""
+        """The client has read most of it."""
         self._stop_send_timer()
         super().resume_writing()
 
@@ -116,11 +118,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(TOO_LARGE, f"request line and headers have more than {self.max_head_bytes} bytes")
 
     def _is_client_sending(self) -> bool:
-        """Whether it is in the middle of a request, or has sent more of them."""
+        """Whether the client is in the middle of a request, or has pipelined more of them."""
         return self._is_refused or self._body is not None or self._head_bytes > 0 or bool(self.pipeline)
 
     def _on_linger(self) -> None:
-        """The answer is written, and nothing more is taken: a request that still waits for its body ends."""
+        """The answer is written, and nothing more is read: a request that still waits for its body ends."""
         self._stop_timer()
         self._end_body()
         self._release_head()
@@ -129,7 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._disconnect_all()
 
     def _disconnect_all(self) -> None:
-        """Every request ends as if its client had gone away, also one that others wait for on the same connection."""
+        """Every request ends as if its client had disconnected, even one that pipelined requests wait for."""
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -137,13 +139,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cycles = []
 
     def shutdown(self) -> None:
-        """The server ends."""
+        """The server shuts down."""
         if self._lingering.is_lingering:
             self._lingering.end()
         super().shutdown()
 
     def _has_room_for(self, num_bytes: int) -> bool:
-        """Count so much of a large head; whether it may be held."""
+        """Count `num_bytes` of a large head; whether they may be held."""
         if self.held_memory is not None and self._hold is None:
             self._hold = self.held_memory.begin()
             self._hold.owner = self.client[0] if self.client else ""
@@ -161,7 +163,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._hold = None
 
     def _parse(self, data: bytes) -> None:
-        """Have the parser read `data`. It ends at a head that offers an upgrade: another one reads on without it."""
+        """Feed `data` to the parser. It stops at a head that offers an upgrade; a new parser continues without the
+        offer."""
         while not self.transport.is_closing():
             try:
                 self.parser.feed_data(data)
@@ -187,7 +190,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._fault = f"more than {MAX_PIPELINED} requests wait on this connection for the answer to another"
+            self._fault = f"more than {MAX_PIPELINED} pipelined requests wait on this connection"
             raise ValueError(self._fault)
         super().on_message_begin()
         self._is_in_head = True
@@ -195,14 +198,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header line is complete; raising ends the parsing, and `send_400_response` follows."""
         if len(self.headers) >= self.max_headers:
-            self._refusal, self._fault = TOO_LARGE, f"there are more than {self.max_headers} headers"
+            self._refusal, self._fault = TOO_LARGE, f"the request has more than {self.max_headers} headers"
             raise ValueError(self._fault)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is over."""
+        """The head is complete."""
         if self.parser.get_method() == b"CONNECT":
-            self._refuse(NO_TUNNEL, "CONNECT is not served: this is no proxy")
+            self._refuse(NO_TUNNEL, "CONNECT is not supported: this server is not a proxy")
             return
         self._is_upgrade_offered = self.parser.should_upgrade()
         if self._is_upgrade_offered:
@@ -218,7 +221,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_timer = self.loop.call_later(GRACE_S, self._on_body_time)
 
     def on_body(self, body: bytes) -> None:
-        """More of a body is there."""
+        """More of a body has arrived."""
         if self._body is not None:
             self._body.add(len(body))
         super().on_body(body)
@@ -229,7 +232,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._body.num_chunks += 1
 
     def on_message_complete(self) -> None:
-        """The body is over."""
+        """The body is complete."""
         self._end_body()
         if self._is_upgrade_offered or self.transport.is_closing():
             return
@@ -238,7 +241,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be parsed, is too large or does not come, and end the connection."""
+        """Refuse a request that cannot be parsed, is too large or does not arrive, and end the connection."""
         if self.transport.is_closing():
             return
         self._is_refused = True
@@ -257,7 +260,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._body_timer = None
 
     def _on_body_time(self) -> None:
-        """End a body that comes too slowly; who has its answer already loses the connection alone."""
+        """End a body that arrives too slowly; if its answer has begun, only the connection is closed."""
         assert self._body is not None
         now_s = self.loop.time()
         is_ours = self.flow.read_paused
@@ -269,7 +272,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self.cycle is not None and self.cycle.response_started:
             self.transport.close()
         elif not self.transport.is_closing():
-            self._refuse(TIMEOUT, f"the body came with less than {MIN_BYTES_PER_S} bytes a second")
+            self._refuse(TIMEOUT, f"the body arrived at less than {MIN_BYTES_PER_S} bytes per second")
 
     def _stop_send_timer(self) -> None:
         if self._send_timer is not None:
@@ -277,9 +280,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._send_timer = None
 
     def _cut_off(self) -> None:
-        """Its request ends as if it had gone away."""
+        """The request ends as if its client had disconnected."""
         self._send_timer = None
-        logger.warning("a client has not taken its answer for %g s: cut off", self.send_timeout_s)
+        logger.warning("disconnected a client that did not read its answer for %g s", self.send_timeout_s)
         self.transport.abort()
 
     def _refuse(self, refusal: tuple[int, bytes], fault: str) -> None:
@@ -306,7 +309,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 def bounded(
     *, max_head_bytes: int, max_headers: int, send_timeout_s: float, held_memory: HeldMemory | None = None
 ) -> type[BoundedHttpProtocol]:
-    """The protocol with these bounds, as a class: uvicorn makes one of it for each connection."""
+    """A subclass with these bounds; uvicorn makes an instance for each connection."""
     bounds = {
         "max_head_bytes": max_head_bytes,
         "max_headers": max_headers,

@@ -1,4 +1,4 @@
-"""Keeps HTTPS at what the certificate files hold. Connections that are open keep what they were shown."""
+"""Reloads changed HTTPS certificate files. Open connections keep the certificate that they were shown."""
 
 import asyncio
 import contextlib
@@ -11,9 +11,10 @@ POLL_S = 1.0
 
 
 async def follow_certificate(context: ssl.SSLContext, config: FrontendConfig) -> None:
-    """Load a changed certificate into `context`, which a server uses for every new connection. Until cancelled.
+    """Load changed certificates into `context`, which the server uses for every new connection.
 
-    A pair that does not fit, for the moment between two writes, is left alone, with a warning.
+    Runs until cancelled. A key that does not fit its certificate (between two writes of the files) is ignored, with a
+    warning.
     """
     assert config.ssl_certfile is not None, "HTTPS has a certificate"
     key_file = config.ssl_keyfile or config.ssl_certfile

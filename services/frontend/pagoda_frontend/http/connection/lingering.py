@@ -1,4 +1,4 @@
-"""The end of a connection whose client may still send: it can read its answer first. Knows no HTTP.
+"""Closes a connection whose client may still be sending, so that it can read its answer first. Knows no HTTP.
 
 A socket that is closed with bytes unread makes the kernel send a reset, on which many clients drop what they have
 received. nginx (`lingering_close`) and Go's net/http do the same as this.
@@ -8,21 +8,21 @@ import asyncio
 from collections.abc import Callable
 
 LINGER_S = 10.0
-"""Longest time from the answer to the end of the connection."""
+"""Maximum seconds from the answer to the end of the connection."""
 LINGER_BYTES = 32 * 1024**2
-"""Most that is read, and dropped, meanwhile: a body at its largest, and once more."""
+"""Maximum bytes that are read and dropped meanwhile: twice the largest body."""
 
 
 class LingeringTransport:
-    """A transport that ends in two halves while `is_sending` says so: ours at once, the other with the client's, but
-    within LINGER_S and LINGER_BYTES. What it lacks of asyncio.Transport has no use in HTTP/1.1."""
+    """A transport that closes in two halves while `is_sending` says so: ours at once, the other when the client closes,
+    within LINGER_S and LINGER_BYTES. It has only those methods of asyncio.Transport that HTTP/1.1 uses."""
 
     def __init__(
         self, transport: asyncio.Transport, *, is_sending: Callable[[], bool], on_end: Callable[[], None]
     ) -> None:
         """
         Args:
-            is_sending: whether the client may be in the middle of something now.
+            is_sending: whether the client may be in the middle of a request now.
             on_end: called once, before the client's half is read to its end.
         """
         self._transport = transport
@@ -39,11 +39,11 @@ class LingeringTransport:
 
     @property
     def is_lingering(self) -> bool:
-        """Whether to drop what arrives now."""
+        """Whether arriving bytes are dropped."""
         return self._timer is not None
 
     def is_closing(self) -> bool:
-        """Whether no answer can be written any more."""
+        """Whether answers can no longer be written."""
         return self._timer is not None or self._transport.is_closing()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class LingeringTransport:
         self._on_end()
 
     def drop(self, num_bytes: int) -> None:
-        """So many more bytes came while lingering."""
+        """`num_bytes` more bytes arrived while lingering."""
         self._num_left -= num_bytes
         if self._num_left < 0:
             self.end()

@@ -1,4 +1,4 @@
-"""Adapters that operators add and take away while requests run. Served with --enable-runtime-lora-updating."""
+"""Operators' calls that load and unload adapters while requests run. Served with --enable-runtime-lora-updating."""
 
 from fastapi import Request, Response
 
@@ -12,11 +12,11 @@ from pagoda_frontend.serving.models import Models, name_of
 from pagoda_frontend.serving.serving import Serving
 
 FIELDS = {"name": "lora_name", "path": "lora_path"}
-"""What the body calls fields of an adapter."""
+"""Names in the body of an adapter's fields."""
 
 
 class LoraAdapters:
-    """vLLM's endpoints of the same names. They answer when every frontend may use the adapter, or none."""
+    """vLLM's endpoints of the same names. They answer when the change holds for every frontend."""
 
     def __init__(self, *, serving: Serving, engine: EngineClient, models: Models) -> None:
         self._serving = serving
@@ -27,7 +27,7 @@ class LoraAdapters:
         """Load an adapter and serve it under a name.
 
         Raises:
-            PagodaError: it cannot be used, or may not come from there.
+            PagodaError: the adapter cannot be used, or its path is not allowed.
         """
         body = await read_body(request, LoadLoraAdapterBody, serving=self._serving)
         if body.lora_name in self._serving.model.names:
@@ -35,7 +35,7 @@ class LoraAdapters:
             raise InvalidRequest(message, field="lora_name")
         other = self._models.known(body.lora_name)
         if other is not None and other is not self._serving:
-            message = f"lora_name is {body.lora_name!r}, which leads to the model {name_of(other)}"
+            message = f"lora_name is {body.lora_name!r}, which is a name of the model {name_of(other)}"
             raise InvalidRequest(message, field="lora_name")
         path = allowed_weights(body.lora_path, allowed=self._serving.config.allowed_weights, field="lora_path")
         try:
@@ -50,7 +50,7 @@ class LoraAdapters:
         """Unload an adapter. Running requests finish with it; new ones are refused.
 
         Raises:
-            PagodaError: there is none of that name.
+            PagodaError: there is no adapter of that name.
         """
         body = await read_body(request, UnloadLoraAdapterBody, serving=self._serving)
         await self._engine.remove_lora(body.lora_name)

@@ -1,4 +1,4 @@
-"""Operators' calls for the engine's memory: sleep, wake-up, other weights. Served with --enable-sleep-mode."""
+"""Operators' calls for the engine's memory: sleep, wake up, reload weights. Served with --enable-sleep-mode."""
 
 import asyncio
 import os
@@ -15,12 +15,12 @@ from pagoda_frontend.openai.protocol import ReloadWeightsBody
 from pagoda_frontend.serving.serving import Serving
 
 NEWS_TIMEOUT_S = 2.0
-"""How long an answer waits until this frontend's own view of the engine agrees with it."""
+"""Seconds that an answer waits until this frontend's view of the engine agrees with it."""
 NEWS_POLL_S = 0.01
 
 
 class SleepMode:
-    """vLLM's endpoints of the same names, and /reload_weights. They answer when the engine has done it."""
+    """vLLM's endpoints of the same names, and /reload_weights. They answer when the engine has finished."""
 
     def __init__(self, *, serving: Serving, engine: EngineClient) -> None:
         self._serving = serving
@@ -47,7 +47,7 @@ class SleepMode:
         return Response(status_code=200)
 
     async def _hear(self) -> None:
-        """Wait until /ready and /metrics tell the state that the engine has now: its news come over the session."""
+        """Wait until /ready and /metrics show the engine's new state, which arrives over the session."""
         is_sleeping = await self._engine.control.is_sleeping()
         for _ in range(round(NEWS_TIMEOUT_S / NEWS_POLL_S)):
             if self._engine.is_sleeping == is_sleeping:
@@ -68,21 +68,22 @@ class SleepMode:
 
 
 def allowed_weights(model: str, *, allowed: Sequence[str], field: str = "model") -> str:
-    """`model`, a directory or hub id, if weights may come from it. Only its name decides, so no files are revealed.
+    """`model`, a directory or hub id, if weights may come from it. Only its name is checked, so that no files are
+    revealed.
 
     Args:
         allowed: hub ids, directories with all below them, or `*`, which is any.
 
     Raises:
-        PagodaError: they may not.
+        PagodaError: weights may not come from it.
     """
     if model in allowed or "*" in allowed:
         return model
     whole = os.path.normpath(model) if os.path.isabs(model) else ""
     if whole and any(os.path.isabs(one) and Path(whole).is_relative_to(os.path.normpath(one)) for one in allowed):
         return whole
-    bound = "the served one or below one" if field == "model" else "one or below one"
-    message = f"{field} is {model[:200]!r}, must be {bound} of --allowed-weights"
+    served = "the served model, " if field == "model" else ""
+    message = f"{field} is {model[:200]!r}, must be {served}one of --allowed-weights, or below one of them"
     raise PagodaError(message, field=field, code=Code.PERMISSION_DENIED)
 
 

@@ -17,11 +17,11 @@ from pagoda_frontend.serving.models import Models
 from pagoda_frontend.serving.serving import Serving
 
 REQUESTS_PATH = "/status/requests"
-"""With keys, a key sees and aborts its own tenant's calls alone; so the path is guarded."""
+"""A guarded path: with keys, each key sees and aborts only its own tenant's calls."""
 
 
 class StatusCalls:
-    """The page's own endpoints. They are not part of the API's description."""
+    """The page's own endpoints, which are not part of the OpenAPI document."""
 
     def __init__(self, *, models: Models) -> None:
         self._models = models
@@ -36,11 +36,11 @@ class StatusCalls:
         app.add_route(path, self.abort, methods=["POST"], include_in_schema=False)
 
     async def history(self, request: Request) -> Response:
-        """Figures of the last quarter of an hour, in columns: of the model that the query names, or of the first."""
+        """Figures of the last 15 minutes, in columns: of the model that the query names, else of the first."""
         return json_response({"period_s": PERIOD_S, "columns": self._model(request).history.columns()})
 
     async def facts(self, request: Request) -> Response:
-        """Facts of the server and of one model, as above: versions, limits, parsers."""
+        """Facts of the server and of one model (as in `history`): versions, limits, parsers."""
         serving = self._model(request)
         config = serving.config
         facts: dict[str, Any] = {
@@ -78,14 +78,14 @@ class StatusCalls:
         """End a call that runs here.
 
         Raises:
-            NotFound: none of the caller's has this id.
+            NotFound: the caller has no call with this id.
         """
         request_id, tenant = request.path_params["request_id"], self._tenant(request)
         found = [call for call in self._serving.request_log.running(tenant) if call.request_id == request_id]
         servings = self._models.servings
         aborted = [serving.abort(request_id, tenant=call.tenant) for call in found for serving in servings]
         if not any(aborted):
-            raise NotFound(f"no request {request_id!r} runs here", field="request_id")
+            raise NotFound(f"no request {request_id!r} is running at this frontend", field="request_id")
         return json_response({"aborted": request_id})
 
     def _model(self, request: Request) -> Serving:

@@ -251,7 +251,7 @@ async def test_header_lines_are_bounded(clock: Clock, over: int) -> None:
     one.answer.set()
     lines = b"".join(b"x%d: y\r\n" % number for number in range(3 + over))
     await one.send(b"GET / HTTP/1.1\r\nhost: a\r\n" + lines + b"\r\n")
-    assert one.refusal == ((431, "there are more than 4 headers") if over else None)
+    assert one.refusal == ((431, "the request has more than 4 headers") if over else None)
     assert one.paths == ([] if over else ["/"])
 
 
@@ -275,7 +275,7 @@ async def test_a_large_head_is_held_until_it_ends(clock: Clock) -> None:
     mine.add(5 * LARGE_HEAD_BYTES - 100)  # the rest of the address's share
     await one.send(b"y")
     status, message = one.refusal or (0, "")
-    assert (status, message[:28]) == (503, "requests that wait to be adm")
+    assert (status, message[:28]) == (503, "requests before admission an")
     assert memory.num_bytes == 5 * LARGE_HEAD_BYTES - 100, "what was held is given back"
 
 
@@ -301,7 +301,7 @@ async def test_requests_that_wait_are_bounded(clock: Clock) -> None:
     await one.send(GET)
     assert one.refusal == (
         400,
-        f"more than {MAX_PIPELINED} requests wait on this connection for the answer to another",
+        f"more than {MAX_PIPELINED} pipelined requests wait on this connection",
     )
 
 
@@ -322,7 +322,7 @@ async def test_a_request_that_others_wait_for_ends_with_its_connection(clock: Cl
 async def test_no_tunnel(clock: Clock) -> None:
     one = Connection(clock)
     await one.send(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n")
-    assert one.refusal == (405, "CONNECT is not served: this is no proxy")
+    assert one.refusal == (405, "CONNECT is not supported: this server is not a proxy")
     assert one.paths == []
 
 
@@ -368,7 +368,7 @@ async def test_a_body_that_does_not_come_ends_after_the_grace(clock: Clock) -> N
     clock.pass_s(GRACE_S - 0.1)
     assert one.refusal is None
     clock.pass_s(0.1)
-    assert one.refusal == (408, f"the body came with less than {MIN_BYTES_PER_S} bytes a second")
+    assert one.refusal == (408, f"the body arrived at less than {MIN_BYTES_PER_S} bytes per second")
 
 
 async def test_a_body_that_comes_is_waited_for_and_its_timer_ends_with_it(clock: Clock) -> None:
@@ -421,7 +421,7 @@ async def test_an_answer_that_is_not_taken_ends_the_connection(
         clock.pass_s(0.1)
     assert one.wire.calls == (["abort"] if send_timeout_s else [])
     if send_timeout_s:
-        assert "a client has not taken its answer for 7 s: cut off" in caplog.text
+        assert "disconnected a client that did not read its answer for 7 s" in caplog.text
 
 
 async def test_a_lost_connection_leaves_no_timer(clock: Clock) -> None:
