@@ -1,0 +1,125 @@
+"""Modules of transformers that do more than causal attention: each is refused, and the message says what it does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.loader.stored import StoredMatrix
+from pagoda_worker.models.encoders import backbone as encoders
+from pagoda_worker.models.encoders.packed_attention import PACKED, PackedRun, attend_packed
+from pagoda_worker.models.transformers_model import attention as attentions
+from pagoda_worker.models.transformers_model.attention import MaskRule
+from pagoda_worker.models.transformers_model.backbone import build_backbone
+from pagoda_worker.models.transformers_model.probe import probe
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 32,
+}
+
+
+@pytest.fixture
+def llama() -> PreTrainedModel:
+    return build_backbone(LLAMA)
+
+
+def refusal(backbone: PreTrainedModel) -> str:
+    with pytest.raises(ModelLoadError) as raised:
+        probe(backbone)
+    return raised.value.message
+
+
+def attending(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """Attention of every layer gets what `change` makes of its arguments."""
+    attention = attentions._attention
+
+    def changed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **others: Any) -> Any:
+        return attention(module, **change(query=query, key=key, value=value, attention_mask=mask, **others))
+
+    monkeypatch.setitem(attentions.AttentionInterface._global_mapping, attentions.NAME, changed)
+
+
+def test_attention_alone_is_not_refused(llama: PreTrainedModel) -> None:
+    assert len(probe(llama).layers) == 2
+
+
+def test_an_option_of_attention_that_is_unknown(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    attending(monkeypatch, lambda **arguments: arguments | {"temperature": 2.0, "bias": 1, "absent": None})
+    assert refusal(llama) == "its attention takes bias, temperature"
+
+
+def test_a_mask_that_is_no_window(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    attending(monkeypatch, lambda **arguments: arguments | {"attention_mask": MaskRule(None, is_known=False)})
+    assert refusal(llama) == "its attention masks are neither causal nor sliding windows"
+
+
+def test_queries_that_are_no_heads_of_tokens(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    attending(monkeypatch, lambda **arguments: arguments | {"query": arguments["query"][0]})
+    assert refusal(llama) == "its attention takes other shapes than heads of tokens"
+
+
+def test_a_layer_that_does_not_attend(llama: PreTrainedModel) -> None:
+    llama.model.layers = llama.model.layers[:1]
+    assert refusal(llama) == "only 1 of its 2 layers attend through the interface"
+
+
+def test_a_convolution_over_tokens(llama: PreTrainedModel) -> None:
+    llama.model.layers[1].mix = nn.Conv1d(16, 16, 3)
+    assert refusal(llama) == "it has convolutions over tokens (model.layers.1.mix)"
+
+
+def test_a_module_without_positions(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        raise AssertionError("is not reached")
+
+    monkeypatch.setattr(llama, "forward", forward)
+    assert refusal(llama) == "its forward pass takes no positions"
+
+
+def test_an_encoder_that_transformers_cannot_build() -> None:
+    def build() -> PreTrainedModel:
+        raise ValueError("a  key\nof the config " + 100 * "x")
+
+    with pytest.raises(ModelLoadError) as raised:
+        encoders._on_meta(build)
+    assert raised.value.message.startswith("its module cannot be built: ValueError: a key of the config xxx")
+    assert len(raised.value.message) < 150
+
+
+@pytest.mark.parametrize("options", [{"softcap": 0.5}, {"s_aux": torch.zeros(2)}])
+def test_an_encoder_with_sinks_or_bounded_scores(options: dict[str, Any]) -> None:
+    states = torch.zeros(1, 2, 3, 4)
+    PACKED.running = PackedRun(starts=[0, 3])
+    try:
+        with pytest.raises(ModelLoadError, match=r"^its attention has sinks or bounded scores$"):
+            attend_packed(nn.Module(), states, states, states, **options)
+        with pytest.raises(ModelLoadError, match=r"^its attention takes other shapes than heads of tokens$"):
+            attend_packed(nn.Module(), states[0], states, states)
+        assert PACKED.running.num_calls == 0
+    finally:
+        PACKED.running = None
+
+
+def test_parts_of_a_quantized_matrix_that_do_not_fit() -> None:
+    class Part:
+        shape = (3, 5)
+
+    class Format:
+        described_by = None
+
+        def shape(self, shapes: dict[str, list[int]]) -> list[int]:
+            raise ValueError
+
+    parts: Any = {"codes": Part(), "scales": Part()}
+    matrix = StoredMatrix(format=Format(), stored_name="layers.0.q", parts=parts)  # type: ignore[arg-type]  # a fake
+    with pytest.raises(ModelLoadError, match=r"^layers\.0\.q is no matrix: codes \(3, 5\), scales \(3, 5\)$"):
+        _ = matrix.shape
