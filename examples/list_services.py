@@ -1,8 +1,8 @@
-"""List what a gRPC port serves, as it says itself (server reflection), and the health of each service.
+"""List what a gRPC port serves, by server reflection, and the health of each service.
 
     python examples/list_services.py [127.0.0.1:50051]
 
-No .proto file is needed. Programs such as grpcurl and grpcui ask in the same way.
+No .proto file is needed. grpcurl and grpcui work in the same way.
 """
 
 import sys

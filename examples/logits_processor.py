@@ -1,4 +1,4 @@
-"""A logits processor: sequences that ask for it get one token only.
+"""A logits processor: sequences that request it get only one token.
 
     pagoda serve --logits-processors examples.logits_processor:OnlyThisToken
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \

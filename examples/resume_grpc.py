@@ -1,9 +1,9 @@
-"""Read a chat answer over gRPC to its end, whatever happens to the frontend that it comes from.
+"""Read a chat answer over gRPC to its end, even if its frontend dies.
 
     python examples/resume_grpc.py 127.0.0.1:50051 [127.0.0.1:50052 ...]
 
-Every response says where its tokens stand (index, offset). When the connection breaks, the next frontend is asked with
-`resume_from`: the response's id, and how many tokens of each choice are here already.
+Every response has the place of its tokens (index, offset). If the connection breaks, the program calls the next
+frontend with `resume_from`: the response's id, and the number of tokens received for each choice.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Read a streamed answer to its end, whatever happens to the frontend that it comes from.
+"""Read a streamed answer to its end, even if its frontend dies.
 
     python examples/resume_stream.py http://127.0.0.1:8000 [http://127.0.0.1:8001 ...]
 
-Every event has an id. When the connection breaks, the same path is asked again, at the next frontend, with the header
-Last-Event-ID: the stream continues with the event after that one.
+Every event has an id. If the connection breaks, the program sends the request to the same path again, at the next
+frontend, with the header Last-Event-ID. The stream continues with the event after that one.
 """
 
 import json

@@ -209,7 +209,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--advertise-address",
         metavar="HOST:PORT",
-        help="address under which the scheduler reaches this worker (default: what it listens on, and an abstract "
+        help="address under which the scheduler reaches this worker (default: the listening address, and an abstract "
         "unix socket beside a scheduler on loopback)",
     )
     group.add_argument(
@@ -228,20 +228,20 @@ def make_parser() -> argparse.ArgumentParser:
         "--world-size",
         type=int,
         help="number of ranks that share one copy of the model (default: --tensor-parallel-size, times "
-        "LWS_GROUP_SIZE where there is one)",
+        "LWS_GROUP_SIZE if it is set)",
     )
     group.add_argument(
         "--tensor-parallel-size",
         type=int,
         default=1,
         metavar="N",
-        help="ranks that this command starts, a process and a device each, on consecutive ports (default: %(default)s)",
+        help="number of ranks to start, each with one process, device and port (default: %(default)s)",
     )
     group.add_argument(
         "--rank-host",
         metavar="HOST",
-        help="where the other ranks reach this one (default: loopback when --tensor-parallel-size has them all, else "
-        "the host of --advertise-address)",
+        help="host at which the other ranks reach this one (default: loopback if --tensor-parallel-size covers all "
+        "ranks, otherwise the host of --advertise-address)",
     )
     group.add_argument(
         "--device-index",
