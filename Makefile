@@ -51,7 +51,7 @@ docs: install
 	$(BIN)/python scripts/docs_pages.py
 	$(BIN)/python -m benchmarks.page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	@echo "site/index.html"
+	@echo "site/index.html; with search: $(BIN)/python -m http.server --directory site 8080"
 
 proto: install
 	$(BIN)/python scripts/generate_protos.py

@@ -25,6 +25,14 @@ PAGES = {
     "examples/clients/README.md": "clients.md",
 }
 """Pages outside of docs/, by their path, with their name on the site."""
+LISTS = {
+    "grpc_reference.md",
+    "http_reference.md",
+    "changelog.md",
+    "metrics.md",
+    *(n for n in PAGES.values() if "result" in n),
+}
+"""Pages to look things up: the search shows them after the others."""
 SOURCES = {name: path for path, name in PAGES.items()}
 LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
 """A Markdown link to a file: text, address, anchor."""
@@ -41,6 +49,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """`markdown` with links that hold on the site."""
+    if page.file.src_uri in LISTS:
+        page.meta["search"] = {"boost": 0.3}
     return with_site_links(markdown, page.file.src_uri)
 
 
