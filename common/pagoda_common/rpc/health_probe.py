@@ -18,22 +18,24 @@ DEFAULT_TIMEOUT_S = 3.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whom to ask."""
+    """Add the flags that name the service to check."""
     parser.add_argument("address", metavar="HOST:PORT", help="gRPC address of a frontend, scheduler or worker")
-    parser.add_argument("--service", default="", help="full name, such as pagoda.v1.Scheduler; the server as a whole")
     parser.add_argument(
-        "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="(default: %(default)s)"
+        "--service", default="", help="full name, such as pagoda.v1.Scheduler; the whole server if not given"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="time limit (default: %(default)s)"
     )
     for name, text in (
-        ("tls-ca", "authorities (PEM) that must have signed what the service shows; with it, TLS is spoken"),
-        ("tls-cert", "certificate (PEM) to show to it"),
+        ("tls-ca", "certificate authorities (PEM) of the service; turns TLS on"),
+        ("tls-cert", "certificate (PEM) of this client"),
         ("tls-key", "private key (PEM) of --tls-cert"),
     ):
         default = os.environ.get(f"PAGODA_{name.replace('-', '_').upper()}") or None
         parser.add_argument(f"--{name}", metavar="FILE", default=default, help=text)
     # Not from PAGODA_TLS_SERVER_NAME: that names whom the service itself calls.
     parser.add_argument(
-        "--tls-server-name", metavar="NAME", help="name that must be in its certificate; the host if not given"
+        "--tls-server-name", metavar="NAME", help="name expected in the service's certificate; the host if not given"
     )
 
 
