@@ -25,7 +25,7 @@ def add_rms_norm(
     kernel = triton_kernel("add_rms_norm", x)
     if kernel is not None and x.dtype == residual.dtype in TRITON_DTYPES and x.dim() == 2 and x.stride(1) == 1:
         both: tuple[Tensor, Tensor] = kernel(
-            x, residual.contiguous(), weight, eps, alpha=alpha, weight_offset=weight_offset
+            x, residual.contiguous(), weight.contiguous(), eps, alpha=alpha, weight_offset=weight_offset
         )
         return both
     total = torch.add(residual, x, alpha=alpha)

@@ -20,13 +20,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.
     """
     if x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x has {x.shape[-1]} columns, weight has {weight.shape[0]}")
+    weight = weight.contiguous()
     kernel = triton_kernel("rms_norm", x)
     if kernel is not None and x.dtype in TRITON_DTYPES and x.dim() in (2, 3) and x.stride(-1) == 1:
         normed: Tensor = kernel(x, weight, eps, weight_offset=weight_offset)
         return normed
     kernel = native("rms_norm") if x.is_cpu else None
     if kernel is not None and x.dtype == weight.dtype in NATIVE_DTYPES:
-        rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1])
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         kernel(rows, weight, out, eps, weight_offset)
         return out

@@ -24,7 +24,11 @@ def gate_and_norm(
     if x.shape != gate.shape or x.shape[1] % num_groups:
         raise ValueError(f"x {tuple(x.shape)} and gate {tuple(gate.shape)} do not fit {num_groups} groups")
     kernel = native("gate_and_norm") if x.is_cpu and gate.dtype in NATIVE_DTYPES else None
-    if kernel is not None and gate.stride(1) == 1 and (weight is None or weight.dtype == gate.dtype):
+    if (
+        kernel is not None
+        and gate.stride(1) == 1
+        and (weight is None or (weight.dtype == gate.dtype and weight.is_contiguous()))
+    ):
         output = torch.empty_like(gate, memory_format=torch.contiguous_format)
         kernel(x.contiguous(), gate, weight, eps, num_groups, is_gate_first, output)
         return output

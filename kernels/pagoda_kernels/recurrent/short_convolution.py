@@ -39,7 +39,12 @@ def short_convolution(
         raise ValueError(f"states {tuple(states.shape)} do not fit x {tuple(x.shape)} and weight {tuple(weight.shape)}")
     kernel = native("short_convolution") if x.is_cpu and x.dtype in NATIVE_DTYPES else None
     is_plain = x.stride(1) == 1 and states.is_contiguous() and weight.is_contiguous() and weight.dtype == x.dtype
-    if kernel is not None and is_plain and 1 < width <= MAX_NATIVE_WIDTH and (bias is None or bias.dtype == x.dtype):
+    if (
+        kernel is not None
+        and is_plain
+        and 1 < width <= MAX_NATIVE_WIDTH
+        and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
+    ):
         output = torch.empty_like(x, memory_format=torch.contiguous_format)
         kernel(x, weight, bias, has_silu, states, *batch.columns(), output)
         return output

@@ -49,6 +49,7 @@ def state_space_scan(
     if x.shape[1] % b.shape[1] or b.shape != c.shape:
         raise ValueError(f"{x.shape[1]} heads cannot share {b.shape[1]} groups evenly")
     x, b, c, step = (one.float().contiguous() for one in (x, b, c, step))
+    step_bias, decay_log, skip = (one.contiguous() for one in (step_bias, decay_log, skip))
     kernel = triton_kernel("state_space_scan", x)
     if kernel is None and x.is_cpu:
         kernel = native("state_space_scan")

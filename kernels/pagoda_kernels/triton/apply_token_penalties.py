@@ -13,6 +13,7 @@ def apply_token_penalties(
 ) -> Tensor:
     """`pagoda_kernels.sampling.apply_penalties.apply_token_penalties`."""
     logits, in_prompt, counts = logits.contiguous(), in_prompt.contiguous(), counts.contiguous()
+    presence, frequency, repetition = presence.contiguous(), frequency.contiguous(), repetition.contiguous()
     out = torch.empty_like(logits)
     n, vocab_size = logits.shape
     if out.numel():

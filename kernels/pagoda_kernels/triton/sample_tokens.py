@@ -29,11 +29,11 @@ def sample_tokens(
     if n:
         _sample_tokens_kernel[(n,)](
             logits,
-            keys,
-            logits if temperature is None else temperature,
-            keys if top_k is None else top_k,
-            logits if top_p is None else top_p,
-            logits if min_p is None else min_p,
+            keys.contiguous(),
+            logits if temperature is None else temperature.contiguous(),
+            keys if top_k is None else top_k.contiguous(),
+            logits if top_p is None else top_p.contiguous(),
+            logits if min_p is None else min_p.contiguous(),
             tokens,
             vocab_size,
             logits.stride(0),

@@ -17,7 +17,7 @@ def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
     if n:
         _logprobs_kernel[(n,)](
             logits,
-            token_ids,
+            token_ids.contiguous(),
             own,
             normalizers,
             ranks,
