@@ -1,6 +1,7 @@
 """Mixtures of experts, in C++ and grouped for a GPU, against the specification in float32, in each form of matrices."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from pagoda_kernels.moe.experts import (
     GroupedExperts,
     Mixture,
     MixtureWeights,
+    RoutedExperts,
     grouped_experts,
     has_mixture,
     mixture_reference,
+    routed_experts,
 )
 from pagoda_kernels.moe.route_tokens import Routing, route_tokens
 from pagoda_kernels.native.library import load_native, native
@@ -235,6 +238,43 @@ def test_a_mixture_that_is_set_aside_or_in_float32_has_no_kernel() -> None:
     assert not has_mixture(weights, torch.float32)
     use_references(["mixture_of_experts"])
     assert not has_mixture(weights, BF16)
+
+
+def unread(linear: LinearWeights) -> list[LinearWeights]:
+    """The same in forms that the C++ kernel does not read."""
+    return [replace(linear, is_plain=True), replace(linear, in_features=linear.in_features - 1)]
+
+
+def test_every_matrix_of_a_mixture_must_have_a_form_that_the_kernel_reads() -> None:
+    weights = Plain(has_shared=True, is_gated=True).weights
+    assert weights.shared is not None
+    assert weights.shared_gate is not None
+    assert has_mixture(weights, BF16)
+    changed = [replace(weights, router=one) for one in unread(weights.router)]
+    changed += [replace(weights, shared_gate=one) for one in unread(weights.shared_gate)]
+    for field in ("gate_up", "down"):
+        last, shared = weights.experts[-1], weights.shared
+        for one in unread(getattr(last, field)):
+            changed.append(replace(weights, experts=(*weights.experts[:-1], replace(last, **{field: one}))))
+        changed += [replace(weights, shared=replace(shared, **{field: one})) for one in unread(getattr(shared, field))]
+    assert [has_mixture(one, BF16) for one in changed] == [False] * 12
+
+
+def test_experts_of_tokens_that_are_routed_elsewhere() -> None:
+    plain = Plain(has_bias=True)
+    experts = plain.weights.experts
+    found = routed_experts(experts, activation="silu", dtype=BF16)
+    assert isinstance(found, RoutedExperts)
+    x, weights = drawn(7, 64), torch.rand(7, 2)
+    chosen = torch.stack([torch.randperm(6)[:2] for _ in range(7)])
+    assert torch.equal(found(x, weights, chosen), plain.mixture.experts(x, weights, chosen))
+    for field in ("gate_up", "down"):
+        for one in unread(getattr(experts[-1], field)):
+            changed = (*experts[:-1], replace(experts[-1], **{field: one}))
+            assert routed_experts(changed, activation="silu", dtype=BF16) is None, field
+    assert routed_experts(experts, activation="silu", dtype=torch.float32) is None
+    use_references(["mixture_of_experts"])
+    assert routed_experts(experts, activation="silu", dtype=BF16) is None
 
 
 def floats(number: int) -> Tensor:
