@@ -125,6 +125,25 @@ def test_a_library_is_named_by_its_level_and_sources(tmp_path: Path, monkeypatch
     assert library.library_path("avx2", tmp_path / "cache") != first
 
 
+def test_a_library_is_for_one_torch_one_python_and_one_layout_of_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "csrc"
+    (sources / "linear").mkdir(parents=True)
+    (sources / "one.cpp").write_text("1")
+    monkeypatch.setattr(library, "SOURCES", sources)
+    first = library.library_path("avx2", tmp_path)
+    for owner, name in ((torch, "__version__"), (sys.implementation, "cache_tag")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, "another one")
+            assert library.library_path("avx2", tmp_path) != first, name
+        assert library.library_path("avx2", tmp_path) == first
+    (sources / "one.cpp").rename(sources / "linear" / "one.cpp")
+    moved = library.library_path("avx2", tmp_path)
+    (sources / "linear" / "one.cpp").rename(sources / "linear" / "two.cpp")
+    assert len({first, moved, library.library_path("avx2", tmp_path)}) == 3
+
+
 def test_compiled_kernels_are_kept_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert library.default_cache_directory() == Path("/cache/pagoda/kernels")

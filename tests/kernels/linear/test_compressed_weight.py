@@ -135,6 +135,23 @@ def test_rows_may_come_in_any_order_and_of_any_threads(rows: int, columns: int) 
         assert torch.equal(out[:end], expected[:end])
 
 
+@pytest.mark.parametrize(("num_tiny", "fits"), [(0, True), (15, True), (16, True), (17, False)])
+def test_there_is_room_for_one_number_of_256_without_a_code(num_tiny: int, fits: bool) -> None:
+    """64 * 64 numbers; those without a code are of the first rows."""
+    weight = torch.ones(64, 64, dtype=BF16)
+    weight[0, :num_tiny] = 1e-8
+    held = compress_weight(weight)
+    assert (held is not None) is fits
+    for size in (32, 64):
+        out = torch.empty(compressed_bytes(64, 64), dtype=torch.uint8)
+        parts = CompressedRows(out, 64, 64)
+        for first in range(0, 64, size):
+            parts.add(weight[first : first + size], first)
+        assert parts.finish() is fits
+        if fits:
+            assert torch.equal(unpack_weight(decompress_weight(out, 64, 64), 64, 64), weight)
+
+
 def test_rows_of_too_many_sizes_do_not_fit() -> None:
     hopeless = drawn(64, 256).index_fill(1, torch.tensor([5]), torch.inf)
     out = torch.empty(compressed_bytes(1024, 256), dtype=torch.uint8)

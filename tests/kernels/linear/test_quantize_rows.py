@@ -77,6 +77,18 @@ def test_rows_may_lie_in_any_way_in_memory(dtype: torch.dtype) -> None:
         assert_same(packed, expected)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [64, 65, 128, 4096])
+def test_a_group_that_is_longer_than_a_row_is_a_scale_for_each_output(bits: int, group_size: int, fill: object) -> None:
+    weight = weight_of(40, 64, torch.float32)
+    packed = new_packed(40, 64, bits=bits, group_size=group_size)
+    assert packed.group_size == 64
+    assert packed.scales.shape == (2, 1, 32)
+    fill(weight, packed, first_row=0)  # type: ignore[operator]  # one of two functions
+    assert_same(packed, pack(quantize(weight, bits=bits, group_size=64)))
+    assert pack(quantize(weight, bits=bits, group_size=group_size)).group_size == 64
+
+
 def test_rows_are_rounded_to_a_type_before() -> None:
     weight = weight_of(40, 64, torch.float32)
     packed = new_packed(40, 64, bits=8, group_size=64)

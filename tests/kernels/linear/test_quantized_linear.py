@@ -193,10 +193,13 @@ def test_a_row_does_not_depend_on_how_many_there_are(
 
 def test_other_data_types_are_computed_as_well() -> None:
     matrix = random_matrix(10, 64, bits=8, group_size=64, has_zeros=False)
-    x = torch.randn(3, 64).half()
-    out = quantized_linear(x, pack(matrix))
-    assert out.dtype == torch.float16
-    torch.testing.assert_close(out, quantized_linear_reference(x, pack(matrix)))
+    x, bias, residual = torch.randn(3, 64).half(), torch.randn(10).half(), torch.randn(3, 10).half()
+    for out_dtype in (None, torch.float16, torch.float32):
+        out = quantized_linear(x, pack(matrix), bias, residual, out_dtype=out_dtype)
+        assert out.dtype == (out_dtype or torch.float16)
+        torch.testing.assert_close(
+            out, quantized_linear_reference(x, pack(matrix), bias, residual, out_dtype=out_dtype)
+        )
 
 
 def test_a_group_that_does_not_divide_into_parts_is_computed_as_well() -> None:
@@ -231,5 +234,9 @@ def test_what_does_not_fit_is_named() -> None:
         quantized_linear(torch.randn(1, 5), pack(matrix))
     with pytest.raises(ValueError, match=r"bias is torch\.bfloat16, must be torch\.float32 as x"):
         quantized_linear(torch.randn(1, 8), pack(matrix), torch.zeros(4).bfloat16())
+    with pytest.raises(ValueError, match=r"residual is torch\.float16, must be torch\.float32 as x"):
+        quantized_linear(torch.randn(1, 8), pack(matrix), residual=torch.zeros(1, 4).half())
+    with pytest.raises(ValueError, match=r"out_dtype is torch\.float16, must be torch\.bfloat16 or torch\.float32"):
+        quantized_linear(torch.randn(1, 8).bfloat16(), pack(matrix), out_dtype=torch.float16)
     with pytest.raises(ValueError, match="8 inputs in groups of 6: both must be multiples of 4"):
         pack(dataclasses.replace(matrix, group_size=6))
