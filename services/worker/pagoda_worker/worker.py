@@ -44,7 +44,7 @@ class Worker:
     """One model on one device. One caller at a time.
 
     Life: init_device, load_model, determine_num_available_blocks, initialize_cache, then execute_model. Each is
-    idempotent for equal arguments, but initialize_cache, which forgets every sequence.
+    idempotent for equal arguments, except initialize_cache, which drops every sequence.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Worker:
     ) -> None:
         """
         Args:
-            num_threads: of torch on a CPU; None decides by the sizes of the model and of each step.
-            shares_machine: the other services run on this machine, too.
+            num_threads: of torch on a CPU; None: decided by the sizes of the model and of each step.
+            shares_machine: the other services run on this machine too.
             parallel: the ranks that hold the model together with this worker.
-            device_index: which accelerator, where there are several.
-            overlaps: launch steps ahead of the tokens of the one before; None does so where nothing but the tokens is
-                waited for.
+            device_index: of the accelerator, if there are several.
+            overlaps: launch steps before the tokens of the step before are on the host; None: if only these tokens are
+            waited for.
         """
         self._threads = StepThreads(num_threads, shares_machine=shares_machine)
         self._device_index = device_index
@@ -73,12 +73,12 @@ class Worker:
         self._model: Model | None = None
         self._weights: ModelWeights | None = None
         self._asked_weights: WeightsSource | None = None
-        """Weights of the latest init_device; None is the model's own checkpoint."""
+        """Weights of the latest init_device; None: the model's own checkpoint."""
         self._dtype = torch.float32
         self._takes_cache_groups = False
         self._runner: ModelRunner | None = None
         self.adapters: AdapterStore | None = None
-        """LoRA adapters, of a loaded model that may have them."""
+        """LoRA adapters, if enabled for the loaded model."""
         self._lora_rows: LoraRows | None = None
         self._attention: AttentionChoice | None = None
         """Attention of the loaded model; None: not chosen yet."""
@@ -87,12 +87,12 @@ class Worker:
         self._overlaps = overlaps
         self._guard = StepGuard(on_failure=parallel.close)  # other ranks may wait for this one in the middle of a step
         self.facts: ModelFacts | None = None
-        """Set once loaded."""
+        """Set when the model is loaded."""
         self.num_blocks = 0
         self._had_cache = False
-        """Blocks allocated."""
+        """Number of allocated blocks."""
         self.sleep_level = 0
-        """0 awake; 1 or 2 after `sleep`."""
+        """Sleep level: 0 is awake; 1 or 2 after `sleep`."""
 
     @property
     def state(self) -> str:
@@ -107,7 +107,7 @@ class Worker:
 
     @property
     def weights(self) -> WeightsSource | None:
-        """Weights instead of those of the model's checkpoint; None: the checkpoint's."""
+        """Weights that replace those of the model's checkpoint; None: the checkpoint's."""
         return None if self._weights is None else self._weights.source
 
     def init_device(
@@ -118,17 +118,16 @@ class Worker:
         rendezvous: str = "",
         takes_cache_groups: bool = False,
     ) -> DeviceInfo:
-        """Claim the device. Another config than the one before drops the model.
-
-        Of several ranks, rank 0 lets go of the others and opens a new meeting place.
+        """Claim the device. A changed config drops the model. With several ranks, rank 0 disconnects from the others
+        and opens a new meeting place.
 
         Args:
-            weights: what load_model is to load; None is the model's own checkpoint.
-            rendezvous: rank 0's meeting place, for the other ranks; empty leaves their connections as they are.
-            takes_cache_groups: the scheduler knows block tables by group, and snapshots of states.
+            weights: for load_model; None: the model's own checkpoint.
+            rendezvous: rank 0's meeting place, for the other ranks; empty: keep their connections.
+            takes_cache_groups: the scheduler supports block tables by group, and snapshots of states.
 
         Raises:
-            ConfigError: the device is not there, or has no kernels for such a KV cache, or not those for attention.
+            ConfigError: the device is missing, or has no kernels for such a KV cache or for the attention backend.
         """
         if config != self._config or self._device is None:
             self._release()
@@ -157,12 +156,12 @@ class Worker:
             release_memory(device)
 
     def load_model(self, progress: Progress) -> ModelFacts:
-        """Load the weights that init_device asked for, unless they are there; a worker that sleeps wakes up.
+        """Load the weights of init_device, unless already loaded; a sleeping worker wakes up.
 
         Raises:
             ModelLoadError: the checkpoint cannot be served.
             ConfigError: max_model_len is more than the checkpoint was made for, or the ranks cannot share the model.
-            NotReady: another rank of the group did not come.
+            NotReady: another rank of the group did not connect.
         """
         config, device = self._claimed()
         self.parallel.connect(device.device)
@@ -203,10 +202,10 @@ class Worker:
         )
 
     def prepare_weights(self, source: WeightsSource | None, progress: Progress) -> None:
-        """Read and check other weights for `reload_weights`; None forgets them. May run beside the other calls.
+        """Read and check other weights for `reload_weights`; None drops them. May run concurrently with other calls.
 
         Raises:
-            ModelLoadError: they do not fit, or cannot be read.
+            ModelLoadError: the weights do not fit, or cannot be read.
             OutOfMemory: host memory has no room for them.
         """
         self._loaded()
@@ -217,14 +216,14 @@ class Worker:
             self._weights.prepare(source, progress)
 
     def has_prepared(self, source: WeightsSource) -> bool:
-        """Whether `reload_weights` finds these in memory."""
+        """Whether these weights are prepared for `reload_weights`."""
         return self._weights is not None and source in (self._weights.source, self._weights.prepared_source)
 
     def reload_weights(self, source: WeightsSource | None, progress: Progress) -> None:
-        """Hold other weights from now on (None: the model's own). The KV cache goes, unless they were there already.
+        """Change to other weights (None: the model's own). This drops the KV cache, unless they are already in use.
 
         Raises:
-            ModelLoadError, OutOfMemory: as `prepare_weights`; the weights that were there stay.
+            ModelLoadError, OutOfMemory: as `prepare_weights`; the old weights stay.
         """
         self._loaded()
         assert self._weights is not None, "a loaded model has weights"
@@ -236,10 +235,11 @@ class Worker:
             self.num_blocks = 0
 
     def sleep(self, level: int) -> int:
-        """Give up the KV cache, and the weights: to host memory (1, where the device has its own), or for good (2).
+        """Free the KV cache and the weights: move weights to host memory (1, if the device has its own memory), or drop
+        them (2).
 
         Returns:
-            Bytes that the device got back.
+            Bytes freed on the device.
         """
         _, device = self._claimed()
         freed, self._attention = 0, None  # whose memory goes as well
@@ -255,10 +255,10 @@ class Worker:
         return freed
 
     def wake_up(self, *, weights_only: bool = False) -> None:
-        """Bring the weights back. `weights_only` leaves the worker asleep. There is no KV cache afterwards.
+        """Restore the weights. `weights_only` leaves the worker asleep. There is no KV cache afterwards.
 
         Raises:
-            ModelLoadError, OutOfMemory: they cannot come back; the worker sleeps on.
+            ModelLoadError, OutOfMemory: the weights cannot be restored; the worker stays asleep.
         """
         if self._weights is not None:
             self._weights.come_back(_no_progress)
@@ -266,10 +266,10 @@ class Worker:
             self.sleep_level = 0
 
     def determine_num_available_blocks(self) -> AvailableBlocks:
-        """Blocks that fit into the memory budget, and no more than every sequence could ever fill.
+        """The blocks that fit the memory budget, at most as many as all sequences could fill.
 
         Raises:
-            OutOfMemory: not even one request of max_model_len would fit; the message names the flags.
+            OutOfMemory: one request of max_model_len does not fit; the message names the flags.
         """
         self._runner = None  # an earlier cache would count as memory in use
         return available_blocks(self._loaded_model())
@@ -292,10 +292,10 @@ class Worker:
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """How what the loaded model keeps of a sequence is kept.
+        """Layout of the data that the loaded model keeps of a sequence.
 
         Raises:
-            ConfigError: the scheduler does not know what the model keeps.
+            ConfigError: the scheduler does not support the model's cache groups.
         """
         model, facts = self._loaded()
         return make_layout(model.cache_groups, max_model_len=facts.max_model_len, knows_groups=self._takes_cache_groups)
@@ -322,13 +322,13 @@ class Worker:
         num_state_snapshots: int = 0,
         num_cpu_state_snapshots: int = 0,
     ) -> int:
-        """Allocate the KV cache and the states of recurrent layers, and forget every sequence.
+        """Allocate the KV cache and the states of recurrent layers, and drop every sequence.
 
         Returns:
             Nanoseconds to move one block between device and host; 0 without host blocks.
 
         Raises:
-            ConfigError: there is no block.
+            ConfigError: num_blocks is below 1.
             OutOfMemory: the cache does not fit.
         """
         config, device = self._claimed()
@@ -383,11 +383,11 @@ class Worker:
         return loaded.device.type == "cuda" and what_waits(loaded) is None
 
     def execute_model(self, step: StepInput) -> StepOutput:
-        """Run one step, while no other is begun.
+        """Run one step, while no other step is in progress.
 
         Raises:
-            PagodaError: the step as a whole failed. What the slots hold is unknown then: every later step is refused
-                until initialize_cache.
+            PagodaError: the whole step failed. The content of the slots is then unknown: every later step is refused
+            until initialize_cache.
         """
         return self.begin(step).result()
 
@@ -396,31 +396,31 @@ class Worker:
         return self._runner is None or self._runner.can_begin(step)
 
     def begin(self, step: StepInput) -> PendingStep:
-        """Begin the next step, if `can_begin`. Its result raises as execute_model does."""
+        """Begin the next step, if `can_begin`. Its result raises like execute_model."""
         if self._runner is None:
             return DoneStep(StaleEpoch("the cache is not initialized: call InitializeCache first"))
         self._threads.use_for(step)
         return self._guard.begin(step, self._runner.begin)
 
     def has_rested(self, seconds: float) -> bool:
-        """Whether no step ran for so long. For any thread to call, as `touch_ahead`."""
+        """Whether no step ran for `seconds`. May be called from any thread, like `touch_ahead`."""
         return self._guard.have_rested(seconds)
 
     def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
-        """Take memory for the next blocks, as long as no step waits."""
+        """Touch memory for the next blocks, as long as no step waits."""
         runner = self._runner
         if runner is not None:
             runner.touch_ahead(may_continue)
 
     def expect(self, step: StepInput) -> None:
-        """Begin to compile the constraints of a step that will run soon. Returns at once, for any thread to call."""
+        """Start compiling the constraints of a step that runs soon. Returns at once; any thread may call it."""
         for request in step.new_requests:
             if request.sampling_params.structured_outputs is not None:
                 self._grammars.template(request.sampling_params.structured_outputs)
 
     @property
     def grammars(self) -> Grammars:
-        """Its compiled constraints; others after another model."""
+        """Compiled constraints of the loaded model."""
         return self._grammars
 
     def _load_compiler(self) -> BoundedCompiler:

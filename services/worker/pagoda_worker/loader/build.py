@@ -50,4 +50,4 @@ class ModelBuilder:
             raise
         except FAULTS as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ModelLoadError(f"no model can be made of config.json: {reason}") from error
+            raise ModelLoadError(f"cannot build a model from config.json: {reason}") from error

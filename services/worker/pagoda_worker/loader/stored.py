@@ -65,7 +65,7 @@ class StoredMatrix:
             raise ModelLoadError(f"{self.stored_name} cannot be read: {error}") from error
         except ValueError:
             shapes = ", ".join(f"{leaf} {part.shape}" for leaf, part in self.parts.items())
-            raise ModelLoadError(f"{self.stored_name} is no matrix: {shapes}") from None
+            raise ModelLoadError(f"{self.stored_name} is not a matrix: {shapes}") from None
 
     @property
     def num_bytes(self) -> int:

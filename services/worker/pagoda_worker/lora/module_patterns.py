@@ -32,7 +32,7 @@ def places_of(patterns: Sequence[str], modules: Collection[str]) -> dict[str, in
     with a match.
 
     Raises:
-        ModelLoadError: a pattern is no regular expression, or they take too much time or memory.
+        ModelLoadError: a pattern is not a regular expression, or they take too much time or memory.
     """
     names = {pattern: place for place, pattern in enumerate(patterns) if _NAME.fullmatch(pattern)}
     found: dict[str, int] = {}
@@ -81,7 +81,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
         try:
             rules.append(re.compile(rf"(.*\.)?({pattern})$"))
         except (re.error, OverflowError, RecursionError) as error:
-            return {"error": f"{pattern[:100]!r} is no regular expression: {error}"}
+            return {"error": f"{pattern[:100]!r} is not a regular expression: {error}"}
     found = []
     for module in job["modules"]:
         place = next((place for place, rule in enumerate(rules) if rule.match(module)), None)

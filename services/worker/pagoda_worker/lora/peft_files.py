@@ -103,7 +103,7 @@ def _modules(file: TensorFile) -> dict[str, _Halves]:
     for name in file.entries:
         match = _KEY.fullmatch(name.removesuffix(".weight"))
         if match is None or any(part in name for part, _ in _REASONS):
-            reason = next((why for part, why in _REASONS if part in name), "it is no matrix of a low-rank adapter")
+            reason = next((why for part, why in _REASONS if part in name), "it is not a matrix of a low-rank adapter")
             raise ModelLoadError(f"{file.path}: {name} cannot be used: {reason}")
         halves = modules[match["module"]]
         halves.names[match["half"]] = name

@@ -1,4 +1,4 @@
-"""AltUp: several hidden states a token, of which a layer computes one; and LAuReL, a narrow branch beside attention
+"""AltUp: several hidden states per token, of which a layer computes one; and LAuReL, a narrow branch next to attention
 (Gemma 3n). Knows tensors; no requests."""
 
 import torch
@@ -9,11 +9,11 @@ from pagoda_worker.models.layers import Linear, Norm
 from pagoda_worker.models.spec import DecoderSpec
 
 LEAST_SQUARE = 1e-5
-"""Of a stream's mean square, before it divides."""
+"""Lower bound of a stream's mean square, before a division."""
 
 
 class Streams(nn.Module):
-    """Makes the hidden states of a token from its embedding, and one hidden state of those in the end."""
+    """Makes the hidden states of a token from its embedding, and joins them into one at the end."""
 
     def __init__(self, *, spec: DecoderSpec, alt_up: AltUpSpec, prefix: str = "") -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Streams(nn.Module):
         return torch.stack([x, *(_of_size(projection(x), size) for projection in self.opening)])
 
     def joined(self, streams: Tensor) -> Tensor:
-        """The other way: the mean of the first stream and of projections of the others that are as large."""
+        """The reverse: the mean of the first stream and of projections of the others, scaled to its magnitude."""
         first, size = streams[0], _size(streams[0])
         others = [_of_size(projection(x), size) for projection, x in zip(self.joining, streams[1:], strict=True)]
         return torch.stack([first, *others]).mean(dim=0)
@@ -51,7 +51,7 @@ def _of_size(x: Tensor, size: Tensor) -> Tensor:
 
 
 class AltUp(nn.Module):
-    """Predicts what a layer makes of each stream, and corrects that by what it has made of the active one."""
+    """Predicts a layer's output for each stream, and corrects the predictions by the output for the active stream."""
 
     def __init__(self, *, spec: DecoderSpec, alt_up: AltUpSpec, prefix: str = "") -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class AltUp(nn.Module):
 
     @staticmethod
     def _mixing(in_features: int, out_features: int, prefix: str) -> Linear:
-        """A projection to factors of streams: small, and held as it is stored."""
+        """A projection to factors of streams, small and not quantized."""
         linear = Linear(in_features=in_features, out_features=out_features, bias=False, prefix=prefix)
         linear.is_float = True
         return linear
@@ -90,7 +90,7 @@ class AltUp(nn.Module):
         return predicted + factors.t()[:, :, None] * (computed - predicted[self._active])
 
     def output(self, corrected: Tensor) -> Tensor:
-        """[num_tokens, hidden_size], the active stream, as it meets a layer's inputs."""
+        """[num_tokens, hidden_size], the active stream, scaled for a layer's inputs."""
         active = corrected[self._active]
         return active * self.output_scale if self._has_scale else active
 

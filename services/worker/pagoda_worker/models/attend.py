@@ -1,4 +1,5 @@
-"""One layer's paged attention: keys and values into the cache, and queries over it. For models that are no decoder."""
+"""Paged attention of one layer: writes keys and values to the cache and attends over it. For models without the decoder
+core."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +26,7 @@ def attend(
         query: [num_tokens, num_heads, head_dim], rotated if the model rotates.
         key, value: [num_tokens, num_kv_heads, head_dim]; values, or keys and queries, may be narrower than the layer.
         layer: the model's `attention_layers[index]`.
-        sinks: [num_heads]; a score of each head for a key that every query sees, whose value is zero.
+        sinks: [num_heads]; the score of each head for a key that every query sees, whose value is zero.
 
     Returns:
         [num_tokens, num_heads, value's head_dim], of the query's data type.

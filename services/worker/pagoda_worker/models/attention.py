@@ -22,7 +22,7 @@ class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache."""
 
     float32_parameters = frozenset({"sinks"})
-    """They keep float32, whatever the model's data type."""
+    """Parameters that keep float32, whatever the model's data type."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         prefix: str = "",
         parallel: TensorParallel = ALONE,
     ) -> None:
-        """`in_features`: of what it reads, where that is not hidden_size."""
+        """`in_features`: width of the input, if not hidden_size."""
         super().__init__()
         spec = spec.of_layer(layer)
         self._parallel = parallel
@@ -87,7 +87,7 @@ class Attention(nn.Module):
                 self.k_norm = Norm(spec=spec, shape=k_shape, prefix=f"{prefix}.k_norm")
 
     def prepare(self, *, max_model_len: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Make what is no weight, for positions below `max_model_len`."""
+        """Make tables that are not weights, for positions below `max_model_len`."""
         if self._chunk is not None and self._chunk >= max_model_len:
             self._chunk = None
         if self._norms_plainly:
@@ -97,8 +97,8 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, context: ForwardContext, residual: Tensor | None = None, *, added: Tensor | None = None
     ) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`; writes the tokens' keys and values into the cache
-        first, but where another layer does. `added`: to queries, keys and values, as projected."""
+        """[num_tokens, hidden_size] to the same, added to `residual`; first writes the tokens' keys and values into the
+        cache, unless another layer does. `added`: to the projected queries, keys and values."""
         qkv = self.qkv_proj(x, added)
         gate: Tensor | None = None
         if self._has_gate:
@@ -152,7 +152,7 @@ class Attention(nn.Module):
         return self._parallel.all_reduce(self.o_proj(attended, residual))
 
     def _with_values(self, qkv: Tensor) -> Tensor:
-        """Queries, keys and values, as they are cached but for norms and rotation of keys."""
+        """Queries, keys and values; keys before norms and rotation, values as cached."""
         if not self._num_kv_projections:
             return qkv
         width = self._num_kv_heads * self._head_dim
@@ -163,7 +163,7 @@ class Attention(nn.Module):
         return torch.cat((qkv[:, : qkv.shape[1] - (self._num_kv_projections - 1) * width], values), dim=1)
 
     def _query_alone(self, query: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        """[num_tokens, num_heads, head_dim], where another layer has stored keys and values."""
+        """[num_tokens, num_heads, head_dim], for a layer that reads another layer's keys and values."""
         heads = query.view(query.shape[0], self._num_heads, self._head_dim)
         if self.q_norm is not None and not self._norms_turned:
             heads = self.q_norm(heads)
@@ -172,13 +172,13 @@ class Attention(nn.Module):
         return self.q_norm(heads) if self.q_norm is not None and self._norms_turned else heads
 
     def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
-        """The norms, if they may run with the rotation."""
+        """The norms, if a kernel can run them with the rotation."""
         if not self._norms_heads or q_norm.weight is None or k_norm.weight is None:
             return None
         return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset, self._norms_turned)
 
     def fused_weights(self) -> AttentionWeights | None:
-        """For layers in one call; None: it does something that they do not."""
+        """The layer's description for a call of all layers; None if that call does not support it."""
         qkv, output = self.qkv_proj.fused_weights(), self.o_proj.fused_weights()
         norms = None if self.q_norm is None or self.k_norm is None else self._head_norms(self.q_norm, self.k_norm)
         is_plain = self._clip is None and self.alibi_slopes is None and (norms is not None or self.q_norm is None)
@@ -209,7 +209,7 @@ class Attention(nn.Module):
             heads.copy_(norm(heads))
 
     def _norm_over_ranks(self, parts: Sequence[tuple[Norm, Tensor]]) -> None:
-        """Root-mean-square norms over the columns of all ranks. Where ranks share a KV head, each of them counts it."""
+        """Root-mean-square norms over the columns of all ranks. If ranks share a KV head, each of them counts it."""
         squares = torch.stack([part.float().square().sum(dim=1) for _, part in parts])  # [2, num_tokens]
         totals = self._parallel.all_reduce(squares)
         for (norm, part), total in zip(parts, totals, strict=True):

@@ -1,4 +1,4 @@
-"""Data that a model's layers keep of a sequence, and how layers share buffers. Knows no tensors."""
+"""Groups layers by the data that they keep of a sequence, and assigns them to buffers. Knows no tensors."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ FULL_COST = 32
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that keep the same of a sequence."""
+    """Layers that keep the same data of a sequence."""
 
     kind: CacheKind
-    """full: every token; latent: every token, as one vector that keys and values are made of; window: the last `window`
-    tokens; recurrent: a state of fixed size; none: nothing."""
+    """full: every token; latent: every token, as one vector from which keys and values are computed; window: the last
+    `window` tokens; recurrent: a state of fixed size; none: nothing."""
     layers: tuple[int, ...]
-    """Counted among the layers of attention, or among the recurrent ones."""
+    """Indexes among the attention layers, or among the recurrent ones."""
     window: int | None = None
-    """Tokens that a query sees, itself included."""
+    """Number of tokens that a query sees, itself included."""
 
     @property
     def has_blocks(self) -> bool:
-        """Whether it keeps tokens, in blocks."""
+        """Whether the group keeps tokens in blocks."""
         return self.kind in ("full", "latent", "window")
 
     def num_blocks(self, num_tokens: int, *, block_size: int, chunk: int) -> int:
-        """Most blocks that a sequence of `num_tokens` holds at a time, where a step computes at most `chunk`."""
+        """Maximum number of blocks of a sequence of `num_tokens` at a time, if a step computes at most `chunk`."""
         kept = num_tokens if self.window is None else min(num_tokens, self.window + chunk)
         whole = -(-num_tokens // block_size)
         return whole if kept == num_tokens else min(whole, -(-kept // block_size) + 1)
@@ -45,15 +45,15 @@ class CacheLayout:
     """
 
     groups: tuple[CacheGroup, ...]
-    """With blocks; full ones first."""
+    """Groups with blocks; full ones first."""
     recurrent: tuple[int, ...] = ()
-    """Layers with a state, rising."""
+    """Layers with a state, ascending."""
     uncached: tuple[int, ...] = ()
-    """Layers that keep nothing: sequences are computed whole."""
+    """Layers that keep nothing, so that sequences are computed whole."""
 
     @property
     def buffers(self) -> tuple[int, ...]:
-        """For each buffer of keys and values, a layer that lies there."""
+        """For each buffer of keys and values, a layer that uses it."""
         return max((group.layers for group in self.groups), key=len, default=())
 
     @cached_property
@@ -67,18 +67,18 @@ class CacheLayout:
 
     @property
     def is_plain(self) -> bool:
-        """Every layer keeps every token."""
+        """Whether every layer keeps every token."""
         is_whole = len(self.groups) == 1 and self.groups[0].window is None
         return is_whole and not self.recurrent and not self.uncached
 
     @cached_property
     def has_windows(self) -> bool:
-        """Whether blocks go back to the pool while their sequence lives."""
+        """Whether blocks are freed before their sequence ends."""
         return any(group.kind == "window" for group in self.groups)
 
     @property
     def all_groups(self) -> tuple[CacheGroup, ...]:
-        """Those with blocks, then the one with states, then the one that keeps nothing, where there are such."""
+        """All groups: those with blocks, then the one with states, then the one that keeps nothing."""
         others = (("recurrent", self.recurrent), ("none", self.uncached))
         return self.groups + tuple(CacheGroup(kind, layers) for kind, layers in others if layers)  # type: ignore[arg-type]
 
@@ -89,7 +89,7 @@ def plain_layout(num_layers: int) -> CacheLayout:
 
 
 def groups_by_window(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
-    """One group for each window of some layers of attention; None sees all."""
+    """One group for each window of attention layers; None: no window."""
     by_window: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         by_window.setdefault(window, []).append(layer)
@@ -100,10 +100,10 @@ def groups_by_window(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
 
 
 def check_chunks(chunks: Iterable[int | None], *, block_size: int, max_model_len: int) -> None:
-    """Chunks of attention begin where blocks do.
+    """Check that attention chunks begin at blocks.
 
     Raises:
-        ConfigError: one would not.
+        ConfigError: a chunk does not.
     """
     for chunk in chunks:
         if chunk is not None and chunk < max_model_len and chunk % block_size:
@@ -114,14 +114,14 @@ def check_chunks(chunks: Iterable[int | None], *, block_size: int, max_model_len
 
 
 def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_groups: bool) -> CacheLayout:
-    """How what a model declares is kept.
+    """The layout for a model's groups.
 
     Args:
-        knows_groups: the scheduler frees what left a window and keeps snapshots of states; else every layer keeps
-            every token.
+        knows_groups: the scheduler frees blocks outside of windows and keeps snapshots of states; else every layer
+        keeps every token.
 
     Raises:
-        ConfigError: the model has states, or keeps nothing, and the scheduler does not know that.
+        ConfigError: the model has states, or keeps nothing, and the scheduler does not support that.
     """
     recurrent = tuple(sorted(layer for group in declared if group.kind == "recurrent" for layer in group.layers))
     uncached = tuple(sorted(layer for group in declared if group.kind == "none" for layer in group.layers))
@@ -154,10 +154,11 @@ def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_gro
 
 
 def group_size(*, num_full: int, num_others: Sequence[int] = ()) -> int:
-    """Layers of a group, for kinds of so many layers: what leaves the fewest places empty, of equals the largest.
+    """Number of layers per group for kinds of these sizes: the one that leaves the fewest places empty, the largest
+    among equals.
 
-    It is at least the rarest kind's count, as each group has a block table of its own. A place beside layers that keep
-    every token costs the most.
+    It is at least the count of the rarest kind, since each group has its own block table. An empty place next to layers
+    that keep every token costs the most.
     """
     counts = [count for count in (num_full, *num_others) if count]
     if not counts:

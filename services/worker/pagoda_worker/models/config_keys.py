@@ -1,6 +1,7 @@
-"""What config.json may hold besides the values that a family reads. Any other key might change the computation.
+"""Keys that config.json may have besides those that a family reads.
 
-A family reads its values out of a ReadConfig, which remembers them; `check_unread` refuses what is left over.
+Any other key might change the computation. A family reads its values from a ReadConfig, which records them;
+`check_unread` refuses the rest.
 """
 
 import re
@@ -32,19 +33,19 @@ HARMLESS = frozenset(
     mm_tokens_per_image image_size
     """.split()  # noqa: SIM905
 )
-"""Names of what says nothing about a forward pass of text: origin, training, generation, files, other tasks."""
+"""Keys without effect on a forward pass of text: origin, training, generation, files, other tasks."""
 
 _HARMLESS = re.compile(
     r"_.*|.*dropout|.*_pdrop|init.*|.*_init|.*_token|.*_token_ids?|.*_token_index|output_.*|summary_.*"
 )
-"""Kinds of names that say nothing either."""
+"""Patterns of further keys without effect."""
 
 ON_BY_DEFAULT = frozenset(("is_causal", "causal", "use_causal_mask", "use_rope", "rotary"))
-"""Where one of these is set it must be true: false asks for something else."""
+"""Keys that must be true if set: false asks for another computation."""
 
 
 class ReadConfig(dict[str, Any]):
-    """A config.json, or an object in it, that remembers which of its values were read."""
+    """A config.json, or an object in it, that records which of its values were read."""
 
     def __init__(self, values: Mapping[str, Any], *, read: set[str] | None = None) -> None:
         parts = {name: ReadConfig(values[name]) for name in PARTS if type(values.get(name)) is dict}
@@ -71,16 +72,16 @@ class ReadConfig(dict[str, Any]):
 
 
 def unused(config: Mapping[str, Any], *names: str) -> None:
-    """Say that the values of `names` mean nothing to this model."""
+    """Mark the values of `names` as without effect on this model."""
     if isinstance(config, ReadConfig):
         config.read.update(names)
 
 
 def expect(config: Mapping[str, Any], **values: Any) -> None:
-    """The values that describe what this model computes anyway; missing and null mean the same.
+    """Check values that describe what this model always computes; missing and null mean the same.
 
     Raises:
-        ModelLoadError: there is another one.
+        ModelLoadError: a value differs.
     """
     for name, value in values.items():
         given = config.get(name)
@@ -89,10 +90,10 @@ def expect(config: Mapping[str, Any], **values: Any) -> None:
 
 
 def check_unread(config: ReadConfig, path: str = "") -> None:
-    """Every value that was not read is known to be harmless.
+    """Check that every unread value is known to be harmless.
 
     Raises:
-        ModelLoadError: one may change the computation.
+        ModelLoadError: an unread value may change the computation.
     """
     for name, value in config.items():
         if name in PARTS and isinstance(value, ReadConfig) and name in config.read:
@@ -105,7 +106,7 @@ def check_unread(config: ReadConfig, path: str = "") -> None:
 
 
 def is_harmless(name: str, value: Any) -> bool:
-    """Whether an unread value changes nothing: nothing is asked for, or its name or value is known."""
+    """Whether an unread value has no effect: it is empty, or its name or value is known."""
     if name in ON_BY_DEFAULT:
         return value is None or value is True
     return not value or name in HARMLESS or _HARMLESS.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Llama-Nemotron: a Llama each of whose layers has sizes of its own, one matrix instead of a part, or no such part."""
+"""Llama-Nemotron: a Llama whose layers have different sizes; a layer's part may be one matrix, or missing."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pagoda_worker.models.recurrent_spec import Mixer
 from pagoda_worker.models.spec import DecoderSpec
 
 ROUNDED_TO = 256
-"""Widths of feed-forwards are multiples of it."""
+"""Widths of feed-forwards are multiples of this."""
 MAX_INTERMEDIATE_SIZE = 1 << 20
 
 
@@ -65,12 +65,12 @@ def deci_lm_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _first(values: Any) -> int | None:
-    """The first that is there."""
+    """The first value that is set."""
     return next((value for value in values if value is not None), None)
 
 
 def _blocks(config: HfConfig) -> list[_Block]:
-    """Of block_configs, or of num_key_value_heads_per_layer; where there are neither, all layers are the same."""
+    """The layers by block_configs or num_key_value_heads_per_layer; without these, all layers are the same."""
     num_layers, num_heads = int(required(config, "num_hidden_layers")), int(required(config, "num_attention_heads"))
     given, heads = config.get("block_configs"), config.get("num_key_value_heads_per_layer")
     name = "num_key_value_heads_per_layer" if given is None else "block_configs"

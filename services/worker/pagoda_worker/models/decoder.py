@@ -34,7 +34,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 def attention_layers(spec: DecoderSpec) -> tuple[AttentionLayer, ...]:
-    """How each layer of a model, or of a rank's part, attends that has keys and values of its own."""
+    """Attention options of each layer with its own keys and values, of a model or a rank's part."""
     return tuple(_attention_layer(spec.of_layer(i), i) for i in range(spec.num_layers) if spec.keeps_tokens(i))
 
 
@@ -65,7 +65,7 @@ class Decoder(Model):
 
     sharding: Sharding
     lora: LoraRows | None = None
-    """Adapter rows for the head, which may be the table of embeddings."""
+    """Adapter rows for the head, which may be tied to the embedding table."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Decoder(Model):
         """
         Args:
             spec: of the whole model.
-            names: of a checkpoint's tensors; None: it is never read from one.
+            names: of a checkpoint's tensors; None: the model is never read from one.
 
         Raises:
             ConfigError: the ranks cannot share the model.
@@ -155,8 +155,8 @@ class Decoder(Model):
         return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
 
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """See Model; the family knows all names. Of two ways to make a parameter, it is the one whose tensors are
-        there."""
+        """See Model; the family knows all names. Of two ways to make a parameter, the one with existing tensors is
+        used."""
         names = self._names
         assert names is not None, "a model that is read from a checkpoint has names"
         if not names.made:
@@ -174,7 +174,7 @@ class Decoder(Model):
 
     @property
     def ways_to_make(self) -> tuple[MadeWeights, ...]:
-        """All ways to make parameters of several tensors that the family's checkpoints know."""
+        """All ways of the family's checkpoints to make parameters of several tensors."""
         return () if self._names is None else self._names.made
 
     def dummy_value(self, parameter: str) -> float | None:
@@ -193,7 +193,7 @@ class Decoder(Model):
         return "the host has to hear which tokens an expert gets" if is_plain else None
 
     def prepare(self, *, max_model_len: int, device: torch.device) -> None:
-        """Build the tables that are no weights, for positions below `max_model_len`."""
+        """Build tables that are not weights, for positions below `max_model_len`."""
         self._rotary = {
             rope: RotaryTable(spec=rope, head_dim=self.spec.head_dim, max_positions=max_model_len, device=device)
             for rope in self.spec.ropes
@@ -254,9 +254,8 @@ class Decoder(Model):
     def fuse_layers(
         self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], places: Mapping[int, tuple[int, int]]
     ) -> DecoderLayers | ComposedLayers | None:
-        """The layers, over these caches, as one call; None: there is none for some operation of theirs.
-
-        It is right for as long as weights and caches stay where they are.
+        """A call that runs all layers over these caches; None if it does not support one of their operations. It is
+        valid while weights and caches keep their addresses.
 
         Args:
             places: as in ForwardContext.
@@ -288,10 +287,10 @@ class Decoder(Model):
         return None
 
     def _end_weights(self, *, is_plain: bool) -> EndWeights | None:
-        """What comes before and after the layers; None: it is more than a table, a norm and a matrix.
+        """The parts before and after the layers; None if they are more than a table, a norm and a matrix.
 
         Args:
-            is_plain: in which form matrices must be.
+            is_plain: the required form of matrices.
         """
         spec, norm, table = self.spec, self.norm, self.embed_tokens
         if norm is None or norm.rms_weight is None or native("argmax") is None or self._parallel.world_size > 1:
@@ -314,7 +313,7 @@ class Decoder(Model):
         )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] rows of `forward` to [n, vocab_size] float32 on rank 0; the other ranks' mean nothing."""
+        """[n, hidden] rows of `forward` to [n, vocab_size] float32 on rank 0; other ranks' results are meaningless."""
         if self.lm_head is not None:
             logits = self.lm_head.method.apply(self.lm_head, hidden, bias=self.lm_head_bias, out_dtype=torch.float32)
         elif self.embed_tokens.is_multiplied:

@@ -17,8 +17,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, one after the other or side by side, or one of them, with norms where the spec wants
-    them."""
+    """Attention and feed-forward, in sequence or in parallel, or only one of them, with norms as in the spec."""
 
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class DecoderLayer(nn.Module):
         return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]  # torch: Module calls are Any
 
     def _one_part(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """`forward` of a layer that has no more than one part."""
+        """`forward` of a layer with at most one part."""
         residual = x if self._adds_residual else None
         if self.attention is not None:
             output = self.attention_output_norm(self.attention(self.attention_norm(x), context, residual=residual))
@@ -83,7 +82,7 @@ class DecoderLayer(nn.Module):
         return sum_norm(total)  # type: ignore[no-any-return]  # torch: Module calls are Any
 
     def fused_weights(self) -> LayerWeights | None:
-        """For layers in one call; None: it does something that they do not."""
+        """The layer's description for a call of all layers; None if that call does not support it."""
         first, second = self.attention_norm, self.mlp_norm
         if not self._is_usual or not isinstance(first, Norm) or not isinstance(second, Norm):
             return None

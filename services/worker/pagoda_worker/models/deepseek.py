@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, whose attention keeps latents: also Kimi K2, which is V3 of other sizes."""
+"""DeepSeek-V2 and V3, whose attention caches latents; also Kimi K2, which is V3 with other sizes."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ LATENTS: HfConfig = {
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
 }
-"""Where config.json has none."""
+"""Default if config.json has none."""
 MAX_PREDICTED = 8
 """Layers after the last one that predict more tokens at once (mtp), which are left out."""
 
@@ -101,7 +101,7 @@ def latent_scale(latent: LatentSpec, *, rotary_dim: int, rope: RopeSpec) -> floa
 
 
 def sigmoid_mixture(config: HfConfig, sparse: tuple[bool, ...]) -> MoeSpec | None:
-    """Experts by their sigmoid, a correction that decides who is chosen, and groups by their two best."""
+    """Routing by sigmoid, with a correction for the choice only, and groups ranked by their two best experts."""
     unused(config, "num_nextn_predict_layers", "num_mtp_layers")
     defaults = {"n_shared_experts": 1, "num_experts_per_tok": 8}
     return _mixture(
@@ -125,7 +125,7 @@ def _sparse(config: HfConfig, num_layers: int, *, default_first: int) -> tuple[b
 
 
 def _mixture(config: HfConfig, sparse: tuple[bool, ...], **router: Any) -> MoeSpec | None:
-    """Experts beside a shared one; None: config.json says that there are none."""
+    """Experts with a shared one; None if config.json has none."""
     num_experts, num_shared = config["n_routed_experts"], int(get(config, "n_shared_experts", 0))
     size = int(config["moe_intermediate_size"])
     if num_experts is None:

@@ -1,4 +1,4 @@
-"""Gated delta net: a layer with a recurrent state in place of attention (Qwen3-Next). Knows tensors; no requests."""
+"""Gated delta net: a layer with a recurrent state instead of attention (Qwen3-Next). Knows tensors; no requests."""
 
 import torch
 import torch.nn.functional as F
@@ -26,18 +26,18 @@ def delta_net_state(net: DeltaNetSpec) -> RecurrentLayer:
 
 
 class GatedDeltaNet(nn.Module):
-    """Short convolution, gated delta rule, and a norm whose result passes a gate.
+    """Short convolution, gated delta rule, and a norm followed by a gate.
 
     Source: Yang et al. 2024 (arXiv 2412.06464), as in Qwen3-Next.
     """
 
     float32_parameters = frozenset({"decay_log", "step_bias"})
-    """They keep float32, whatever the model's data type."""
+    """Parameters that keep float32, whatever the model's data type."""
 
     def __init__(
         self, *, spec: DecoderSpec, net: DeltaNetSpec, state: int, prefix: str = "", parallel: TensorParallel = ALONE
     ) -> None:
-        """`state`: its number among the recurrent layers."""
+        """`state`: the layer's index among the recurrent layers."""
         super().__init__()
         self._parallel = parallel
         self._net = net
@@ -60,7 +60,7 @@ class GatedDeltaNet(nn.Module):
         self.o_proj = Linear(in_features=values, out_features=spec.hidden_size, bias=False, prefix=f"{prefix}.o_proj")
 
     def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`; the sequences' states move on."""
+        """[num_tokens, hidden_size] to the same, added to `residual`; updates the sequences' states."""
         assert context.recurrent is not None, "a model with recurrent layers has states"
         num_tokens = x.shape[0]
         net, (inputs, matrices) = self._net, context.states[self._state]

@@ -1,4 +1,4 @@
-"""EXAONE 3.0 and 3.5: Llama under other names, of options and of tensors."""
+"""EXAONE 3.0 and 3.5: Llama with other names of options and tensors."""
 
 from dataclasses import replace
 

@@ -26,8 +26,8 @@ def exaone4_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _pattern(config: HfConfig) -> Callable[[int], bool]:
-    """Which layers have a window: all but every nth, or as letters say, L for those that have one, over and over. In
-    letters the last layer of the model has none, whatever they say (its inventors' rule)."""
+    """Which layers have a window: all except every nth, or by repeated letters, L for a window. With letters, the last
+    layer never has one (the authors' rule)."""
     pattern = get(config, "sliding_window_pattern", 4)
     if not isinstance(pattern, str):
         period = int(pattern)

@@ -1,4 +1,4 @@
-"""Experts of a layer that a checkpoint has in one tensor. Names and shapes; no files."""
+"""Sources of experts that a checkpoint stores in one tensor per layer. Names and shapes; no files."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,8 @@ def stacked_experts(
 
     Args:
         name: of the tensor, in the checkpoint.
-        parameters: of the model, one an expert.
-        unpack: from what is stored of an expert to its parameter.
+        parameters: of the model, one per expert.
+        unpack: converts an expert's stored tensor to its parameter.
         is_swapped: see MadeWeights.
     """
 

@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 side by side in every layer, and multipliers on most of what flows."""
+"""Falcon-H1: attention and Mamba-2 in parallel in every layer, and multipliers on most activations."""
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.config_keys import expect, unused

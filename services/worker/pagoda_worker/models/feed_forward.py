@@ -42,9 +42,9 @@ class FeedForward(nn.Module):
     ) -> None:
         """
         Args:
-            hidden_size, bias, activation: where they are not the spec's.
-            sparsity: share of the gate's values that become zero, were they normally distributed.
-            parallel: over whom the result is summed; a caller that sums it itself gives none.
+            hidden_size, bias, activation: override the spec's.
+            sparsity: share of the gate's values that become zero if they are normally distributed.
+            parallel: ranks over which the result is summed; None if the caller sums it.
         """
         super().__init__()
         self._parallel = parallel
@@ -64,8 +64,7 @@ class FeedForward(nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor | None = None, *, added: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`. `added`: to the gate and what it lets through, as
-        projected."""
+        """[num_tokens, hidden_size] to the same, added to `residual`. `added`: to the projected gate and input."""
         x = self.up_proj(x, added)
         if self._gate_multiplier != 1.0:
             x[:, : x.shape[1] // 2] *= self._gate_multiplier
@@ -81,14 +80,14 @@ class FeedForward(nn.Module):
         return output if residual is None else residual + output
 
     def _sparse(self, gate: Tensor, cutoff: float) -> Tensor:
-        """What is left of the gate's values over `cutoff` standard deviations above their mean, over all ranks."""
+        """The gate's values less `cutoff` standard deviations above their mean over all ranks, at least 0."""
         wide, count = gate.float(), gate.shape[1] * self._parallel.world_size
         mean = self._parallel.all_reduce(wide.sum(1, keepdim=True)) / count
         squares = self._parallel.all_reduce((wide - mean).square().sum(1, keepdim=True))
         return torch.relu(wide - (mean + (squares / count).sqrt() * cutoff)).to(gate.dtype)
 
     def fused_weights(self) -> FeedForwardWeights | None:
-        """For layers in one call; None: it does something that they do not."""
+        """The layer's description for a call of all layers; None if that call does not support it."""
         gate_up, down = self.up_proj.fused_weights(), self.down_proj.fused_weights()
         if gate_up is None or down is None or not self.is_gated or self._parallel.world_size > 1:
             return None
@@ -100,14 +99,14 @@ class FeedForward(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token goes to the few experts that its router scores highest; their results are weighted and summed.
+    """Each token uses the few experts that its router scores highest; their results are weighted and summed.
 
     In bfloat16 on a CPU one kernel computes all of it; else plain operations, one expert after the other.
     Source: Shazeer et al. 2017 (arXiv 1701.06538), Jiang et al. 2024 (arXiv 2401.04088).
     """
 
     float32_parameters = frozenset({"correction"})
-    """They keep float32, whatever the model's data type."""
+    """Parameters that keep float32, whatever the model's data type."""
     lora: LoraRows | None = None
     """Adapter rows, as of every layer."""
     lora_name = ""
@@ -118,11 +117,11 @@ class MixtureOfExperts(nn.Module):
         self._routing = moe.routing
         self._activation = moe.activation or activation_name(spec.activation)
         self._kernel: Mixture | None = None
-        """All of it, on a CPU."""
+        """The kernel for the whole mixture, on a CPU."""
         self._grouped: GroupedExperts | None = None
-        """The experts' part, on a GPU."""
+        """The kernel for the experts, on a GPU."""
         self._is_bound = False
-        """Whether there is a kernel was asked, for the weights as they are held."""
+        """Whether a kernel was already looked up for the current weights."""
         self._scales_input = moe.scales_input
         hidden = spec.hidden_size
         self.router = Linear(
@@ -179,7 +178,7 @@ class MixtureOfExperts(nn.Module):
         return output if residual is None else residual + output
 
     def of_routed(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """What the experts give of tokens that something else has routed, of `x`'s shape and data type.
+        """The experts' output for tokens with given routing, of `x`'s shape and data type.
 
         Args:
             weights, chosen: as `route_tokens` gives them.
@@ -195,7 +194,7 @@ class MixtureOfExperts(nn.Module):
         return self._parallel.all_reduce(output)
 
     def _with_adapters(self, x: Tensor, changed: IntArray) -> Tensor:
-        """This rank's part, where adapters change some rows: these one expert after the other, the rest as ever."""
+        """This rank's part if adapters change some rows: these expert by expert, the rest as usual."""
         assert self.lora is not None, "rows have adapters"
         rest = np.setdiff1d(np.arange(x.shape[0]), changed)
         output = torch.empty_like(x)
@@ -210,7 +209,7 @@ class MixtureOfExperts(nn.Module):
         return output
 
     def _one_by_one(self, x: Tensor) -> Tensor:
-        """As `_reference`, where each expert has to know which rows it gets."""
+        """As `_reference`, for experts that must know their rows."""
         weights, chosen = route_tokens(
             self.router.multiply(x, out_dtype=torch.float32), self._routing, correction=self.correction
         )
@@ -229,7 +228,7 @@ class MixtureOfExperts(nn.Module):
         return self._with_shared(x, output).to(x.dtype)
 
     def _reference(self, x: Tensor) -> Tensor:
-        """One operation after the other, of this rank's part; on a GPU all experts in one."""
+        """This rank's part by separate operations; on a GPU all experts in one."""
         logits = self.router.multiply(x, out_dtype=torch.float32)
         weights, chosen = route_tokens(logits, self._routing, correction=self.correction)
         narrow = x if self.latent_in is None else self.latent_in(x)
@@ -240,7 +239,7 @@ class MixtureOfExperts(nn.Module):
         return self._with_shared(x, output).to(x.dtype)
 
     def _with_shared(self, x: Tensor, output: Tensor) -> Tensor:
-        """What the experts give, as wide as `x`, with what the expert of all tokens gives, float32."""
+        """The experts' output, as wide as `x`, plus that of the shared expert, float32."""
         if self.latent_out is not None:
             output = self.latent_out(output.to(x.dtype)).float()
         if self.shared_expert is not None:
@@ -249,7 +248,7 @@ class MixtureOfExperts(nn.Module):
         return output
 
     def fused_weights(self) -> MixtureWeights | None:
-        """For a kernel that computes all of it; None: it does something that the kernel does not."""
+        """Arguments of a kernel for the whole mixture; None if the kernel does not support it."""
         experts = [_expert_weights(expert) for expert in self.experts if isinstance(expert, FeedForward)]
         found = tuple(expert for expert in experts if expert is not None)
         router = self.router.fused_weights()
@@ -273,18 +272,18 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the device does not have to tell the host which tokens an expert gets."""
+        """Whether routing needs no result on the host."""
         if not self._is_bound:
             self._bind()
         return self._grouped is not None
 
     def release_kernels(self) -> None:
-        """Let go of weights that are about to be replaced."""
+        """Release weights that are about to be replaced."""
         self._kernel = self._grouped = None
         self._is_bound = False
 
     def _bind(self) -> None:
-        """Find the kernel for the weights as they are held now."""
+        """Look up the kernel for the current weights."""
         self._is_bound = True
         weights = self.fused_weights()
         if weights is None:

@@ -1,4 +1,4 @@
-"""ForwardContext: what the layers of one forward pass share. Knows tensors and plans; no layers."""
+"""ForwardContext: data that the layers of one forward pass share. Knows tensors and plans; no layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class PagedRows(NamedTuple):
     v_cache: Tensor
     plan: AttentionPlan
     slot_mapping: Tensor
-    """[num_tokens] int64; -1, which writes nothing, only with `has_skips`."""
+    """[num_tokens] int64; -1 (write nothing) only with `has_skips`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,38 +29,38 @@ class ForwardContext:
     """The data that all layers of one forward pass share."""
 
     plans: Sequence[AttentionPlan]
-    """One a cache group with blocks; they differ in their block tables alone."""
+    """One per cache group with blocks; they differ only in their block tables."""
     slot_mappings: Sequence[Tensor]
-    """See PagedRows, one a cache group with blocks."""
+    """See PagedRows; one per cache group with blocks."""
     k_caches: Sequence[Tensor]
     """The buffers of KVCache."""
     v_caches: Sequence[Tensor]
     places: Mapping[int, tuple[int, int]]
     """Group and buffer of each layer with blocks (CacheLayout.places)."""
     rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
-    """Cosines and sines of the tokens' positions, for each rotation of the model; empty where `fused` is not None."""
+    """Cosines and sines of the tokens' positions, for each rotation of the model; empty if `fused` is not None."""
     fused: DecoderLayers | ComposedLayers | None = None
     """All layers of the model in one call, over the same caches."""
     query_scales: Tensor | None = None
-    """[num_tokens, 1, 1] float32 factors on queries of layers without a rotation; None: there are none."""
+    """[num_tokens, 1, 1] float32 factors on queries of layers without a rotation; None if the model has none."""
     adapters: LayerAdapters | None = None
-    """Adapters of that call, if some token has one."""
+    """Adapters of that call, if any token has one."""
     has_skips: bool = False
-    """Some tokens are padding, whose keys and values go nowhere."""
+    """Whether some tokens are padding, whose keys and values are not written."""
 
     states: Sequence[tuple[Tensor, ...]] = ()
     """States of each recurrent layer, [num_rows, …] each (StatePool)."""
     starts: Sequence[int] = ()
-    """First token of each sequence, then the number of tokens: of models that see whole sequences."""
+    """First token of each sequence, then the number of tokens; for models that see whole sequences."""
     token_types: Tensor | None = None
-    """[num_tokens] int64: 1 for tokens of the second text of a pair; None: there are no pairs."""
+    """[num_tokens] int64: 1 for tokens of the second text of a pair; None if there are no pairs."""
     recurrent: RecurrentBatch | None = None
-    """The batch, as recurrent layers need it; None: the model has none."""
+    """The batch for recurrent layers; None if the model has none."""
     layer_inputs: Tensor | None = None
-    """[num_tokens, num_layers, width], a vector of each token for each layer; None: the model has none."""
+    """[num_tokens, num_layers, width], a vector per token and layer; None if the model has none."""
 
     embedded: Tensor | None = None
-    """[num_tokens, hidden_size], the embeddings of tokens, where layers read them again."""
+    """[num_tokens, hidden_size], token embeddings, if layers read them again."""
 
     def paged(self, layer: int) -> PagedRows:
         """The inputs and outputs of an attention layer."""

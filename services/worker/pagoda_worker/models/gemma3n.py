@@ -1,5 +1,5 @@
-"""Gemma 3n (its text part): several hidden states a token, vectors of tokens for each layer, a sparse feed-forward in
-the first layers, and last layers that read the keys and values of earlier ones."""
+"""Gemma 3n (text part): several hidden states per token, token vectors for each layer, a sparse feed-forward in the
+first layers, and last layers that read the keys and values of earlier ones."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.weights import WeightNames, weight_names
 
 SPARSE_LAYERS, SPARSITY = 10, 0.95
-"""Of models with more layers, where config.json does not say."""
+"""Default for models with more layers, if config.json has none."""
 
 MULTIMODAL_NAMES = dataclasses.replace(
     GEMMA2_NAMES,
@@ -91,8 +91,8 @@ def gemma3n_multimodal_spec(config: HfConfig) -> DecoderSpec:
 
 
 def cache_owners(kinds: Sequence[str], num_shared: int) -> list[int | None]:
-    """For each layer the one whose keys and values it reads: the last of its kind before the `num_shared` last layers;
-    None for the layers before.
+    """For each of the last `num_shared` layers, the layer whose keys and values it reads: the last of its kind before
+    them; None for earlier layers.
 
     Raises:
         ModelLoadError: there is none.
@@ -126,17 +126,17 @@ def _sparsities(config: HfConfig, num_layers: int) -> list[float]:
 
 
 def gemma3n_weights(spec: DecoderSpec) -> WeightNames:
-    """All tensors of the text part alone."""
+    """All tensors of a text-only checkpoint."""
     return shared_left_out(spec, weight_names(spec, GEMMA2_NAMES))
 
 
 def gemma3n_multimodal_weights(spec: DecoderSpec) -> WeightNames:
-    """All tensors of the text part, among others."""
+    """All tensors of the text part of a multimodal checkpoint."""
     return shared_left_out(spec, weight_names(spec, MULTIMODAL_NAMES))
 
 
 def shared_left_out(spec: DecoderSpec, names: WeightNames) -> WeightNames:
-    """Files may have keys and values of layers that read those of others: they mean nothing."""
+    """Ignored tensors: keys and values of layers that read those of others."""
     shared = "|".join(str(layer) for layer in range(spec.num_layers) if not spec.keeps_tokens(layer))
     rule = re.compile(rf"^layers\.({shared})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.")
     return dataclasses.replace(names, ignored=(*names.ignored, rule)) if shared else names

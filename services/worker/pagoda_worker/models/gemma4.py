@@ -1,5 +1,5 @@
-"""Gemma 4 (its text part): layers with a window and without differ in heads, some have experts beside the feed-forward,
-some read the keys and values of earlier ones."""
+"""Gemma 4 (text part): layers with and without a window have different heads, some have experts next to the
+feed-forward, some read the keys and values of earlier ones."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ MULTIMODAL_NAMES = dataclasses.replace(
 
 
 def gemma4_spec(config: HfConfig) -> DecoderSpec:
-    """Gemma4ForCausalLM. "vision" as use_bidirectional_attention is about images alone."""
+    """Gemma4ForCausalLM. use_bidirectional_attention "vision" affects only images."""
     if config.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise ModelLoadError(
             f"use_bidirectional_attention is {config['use_bidirectional_attention']!r} in config.json, which is not "
@@ -83,7 +83,7 @@ def gemma4_multimodal_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _layer_sizes(config: HfConfig, kinds: list[str], options: dict[str, Any]) -> tuple[LayerSizes, ...]:
-    """What each layer has: shared ones may have a feed-forward twice as wide, those without a window other heads."""
+    """Options of each layer: shared ones may have a feed-forward twice as wide, those without a window other heads."""
     owners = cache_owners(kinds, int(get(config, "num_kv_shared_layers", 0)))
     is_doubled = bool(get(config, "use_double_wide_mlp", False))
     has_keys_alone = bool(get(config, "attention_k_eq_v", False))
@@ -128,12 +128,12 @@ def _moe(config: HfConfig) -> MoeSpec | None:
 
 
 def gemma4_weights(spec: DecoderSpec) -> WeightNames:
-    """All tensors of the text part alone, with experts stacked."""
+    """All tensors of a text-only checkpoint, with stacked experts."""
     return _stacked(spec, NAMES)
 
 
 def gemma4_multimodal_weights(spec: DecoderSpec) -> WeightNames:
-    """All tensors of the text part, among others."""
+    """All tensors of the text part of a multimodal checkpoint."""
     return _stacked(spec, MULTIMODAL_NAMES)
 
 

@@ -1,5 +1,5 @@
-"""One layer of Gemma 3n, and of Gemma 4: attention and feed-forward between norms, and what comes beside them. Knows
-tensors; no requests."""
+"""Layers of Gemma 3n and Gemma 4: attention and feed-forward between norms, and additional branches. Knows tensors; no
+requests."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 class GemmaLayer(nn.Module):
-    """What both have: attention and feed-forward with a norm before and after, and perhaps a layer's inputs."""
+    """The shared part: attention and feed-forward with a norm before and after, and perhaps a layer's inputs."""
 
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GemmaLayer(nn.Module):
             self.input_gate = LayerInputGate(spec=spec, inputs=spec.layer_inputs, prefix=f"{prefix}.input_gate")
 
     def _gated(self, x: Tensor, context: ForwardContext) -> Tensor | None:
-        """What this layer's inputs of tokens add; None: there are none."""
+        """The contribution of this layer's token inputs; None if there are none."""
         if self.input_gate is None:
             return None
         assert context.layer_inputs is not None, "the decoder has made them"
@@ -52,7 +52,7 @@ class GemmaLayer(nn.Module):
 
 
 class Gemma3nLayer(GemmaLayer):
-    """It computes one of several hidden states of a token, by which all are corrected."""
+    """A Gemma 3n layer: computes one of several hidden states of a token, and corrects all by it."""
 
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__(spec=spec, layer=layer, prefix=prefix, parallel=parallel)
@@ -78,7 +78,7 @@ class Gemma3nLayer(GemmaLayer):
 
 
 class Gemma4Layer(GemmaLayer):
-    """Its feed-forward may have experts beside it, and what it gives is scaled."""
+    """A Gemma 4 layer: the feed-forward may have experts next to it, and the output is scaled."""
 
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__(spec=spec, layer=layer, prefix=prefix, parallel=parallel)

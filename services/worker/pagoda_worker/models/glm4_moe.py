@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7 with experts as DeepSeek-V3's: on attention with keys and values, or with latents (Flash)."""
+"""GLM-4.5 to 4.7: experts as in DeepSeek-V3, with usual attention, or with latents (Flash)."""
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.config_keys import unused

@@ -24,7 +24,7 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""The rotation where config.json has none."""
+"""Default rotation if config.json has none."""
 NAMES = TensorNames(router="mlp.router")
 Made = TypeVar("Made", Tensor, ScaledMatrix)
 
@@ -76,7 +76,7 @@ def gpt_oss_weights(spec: DecoderSpec) -> WeightNames:
 
 
 def _experts(spec: DecoderSpec, layer: int) -> list[MadeWeights]:
-    """The experts of a layer: both ways of storing a matrix, and the biases."""
+    """Sources of a layer's experts: both forms of matrices, and the biases."""
     made, place = [], f"layers.{layer}.mlp.experts"
     for stored, ours, in_order in (("gate_up_proj", "up_proj", _gates_first), ("down_proj", "down_proj", _as_it_is)):
         parameters = _parameters(spec, layer, f"{ours}.weight")
@@ -103,7 +103,7 @@ def _unstacked(
     unpack: Callable[[list[Tensor]], Tensor],
     in_order: Callable[[Tensor], Tensor],
 ) -> MadeWeights:
-    """Parameters that are `in_order` of what `unpack` gives for each expert."""
+    """A source whose parameters are `in_order` from the results of `unpack` for each expert."""
 
     def of_experts(tensors: list[Tensor], unpack_one: Callable[[list[Tensor]], Made]) -> dict[str, Made]:
         if any(tensor.shape[:1] != (len(parameters),) for tensor in tensors):
@@ -152,7 +152,7 @@ def _as_it_is(rows: Tensor) -> Tensor:
 
 
 def _gates_first(rows: Tensor) -> Tensor:
-    """Rows of gate and up take turns in the checkpoint."""
+    """Rows of gate and up alternate in the checkpoint."""
     return torch.cat((rows[0::2], rows[1::2]))
 
 

@@ -1,4 +1,4 @@
-"""Reads the config.json of checkpoints: the fields that most families share, under the names that most give them."""
+"""Reads fields of config.json that most families share, under their usual names."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ def required(config: HfConfig, name: str) -> Any:
     """A value of config.json.
 
     Raises:
-        ModelLoadError: it is missing.
+        ModelLoadError: the value is missing.
     """
     value = config.get(name)
     if value is None:
@@ -30,7 +30,7 @@ def get(config: HfConfig, name: str, default: Any) -> Any:
 
 
 def refuse(config: HfConfig, *names: str) -> None:
-    """Options that change the computation in a way that the decoder core does not know.
+    """Refuse options that change the computation in a way that the decoder core does not support.
 
     Raises:
         ModelLoadError: one of them is set to anything but null, false or zero.
@@ -46,8 +46,8 @@ def sizes(
     """The sizes of a DecoderSpec, from the names that Llama and most others use.
 
     Args:
-        num_kv_heads, head_dim, is_tied: what a missing value means. Without them, and where it is null, num_kv_heads is
-            num_attention_heads, and head_dim an equal share of hidden_size.
+        num_kv_heads, head_dim, is_tied: defaults of missing values. Without them, or for null, num_kv_heads is
+        num_attention_heads, and head_dim an equal share of hidden_size.
     """
     hidden_size, num_heads = int(required(config, "hidden_size")), int(required(config, "num_attention_heads"))
     return {
@@ -63,10 +63,10 @@ def sizes(
 
 
 def layer_kinds(config: HfConfig, num_layers: int, is_local: Callable[[int], bool]) -> list[str]:
-    """LOCAL or GLOBAL for each layer: from layer_types, or where there are none as `is_local` says.
+    """LOCAL or GLOBAL for each layer: from layer_types, or by `is_local` without them.
 
     Raises:
-        ModelLoadError: another kind, or not one a layer.
+        ModelLoadError: a kind is unknown, or there is not one per layer.
     """
     kinds = config.get("layer_types")
     if kinds is None:

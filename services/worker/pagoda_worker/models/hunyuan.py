@@ -1,4 +1,4 @@
-"""Hunyuan: norms of each head after the rotation, whose base is stretched once for all; dense, or with experts."""
+"""Hunyuan: norms of each head after the rotation, whose base is scaled by a constant; dense, or with experts."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def hunyuan_dense_spec(config: HfConfig) -> DecoderSpec:
 
 
 def hunyuan_moe_spec(config: HfConfig) -> DecoderSpec:
-    """HunYuanMoEV1ForCausalLM: every layer has experts, and one of the same size that sees every token."""
+    """HunYuanMoEV1ForCausalLM: every layer has experts and a shared expert of the same size."""
     expect(config, norm_topk_prob=True, use_mixed_mlp_moe=True, moe_layer_num_skipped=0, routed_scaling_factor=1.0)
     # Of training, and of groups that are not limited.
     unused(config, "capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token", "n_group", "topk_group")
@@ -47,7 +47,7 @@ def hunyuan_moe_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _options(config: HfConfig) -> dict[str, Any]:
-    """What both have."""
+    """The shared part."""
     expect(config, use_qk_norm=True, use_cla=False, norm_type="rms", use_rotary_pos_emb=True, mlp_bias=False)
     # Of tokens, of heads for other tasks, of images, and of what `use_cla` would share.
     unused(config, "org_vocab_size", "pad_id", "im_start_id", "im_end_id", "im_newline_id", "text_start_id")
@@ -62,7 +62,7 @@ def _options(config: HfConfig) -> dict[str, Any]:
 
 
 def _stretched(config: HfConfig, head_dim: int) -> HfConfig:
-    """With the base that `alpha` of a dynamic rotation makes, whatever the length (transformers' rule)."""
+    """The rotation with its base scaled by `alpha`, for any length (transformers' rule)."""
     rope = dict(get(config, "rope_scaling", {})) | dict(get(config, "rope_parameters", {}))
     alpha = rope.get("alpha")
     if not alpha or rope.get("rope_type", rope.get("type")) != "dynamic":
@@ -72,7 +72,7 @@ def _stretched(config: HfConfig, head_dim: int) -> HfConfig:
 
 
 def _of_all_layers(config: HfConfig, name: str, default: int) -> int:
-    """A number, or the one that a list has for every layer.
+    """A number, or the common value of a list with one per layer.
 
     Raises:
         ModelLoadError: layers differ.

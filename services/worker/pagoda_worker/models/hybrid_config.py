@@ -1,4 +1,4 @@
-"""Reads what config.json says about recurrent layers, in the words that most families share."""
+"""Reads options of recurrent layers from config.json, under their usual names."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,14 +16,14 @@ MIXERS: dict[str, Mixer] = {
     "full_attention": "attention",
     "attention": "attention",
 }
-"""Kinds of layers by name; mamba and attention are the first names."""
+"""Kinds of layers by name; mamba and attention are the older names."""
 
 
 def mixers_of(kinds: Sequence[str], num_layers: int) -> tuple[Mixer, ...]:
     """The mixer of each layer before its feed-forward.
 
     Raises:
-        ModelLoadError: a kind is unknown, or there is not one a layer.
+        ModelLoadError: a kind is unknown, or there is not one per layer.
     """
     for kind in kinds:
         if kind not in MIXERS:
@@ -34,11 +34,10 @@ def mixers_of(kinds: Sequence[str], num_layers: int) -> tuple[Mixer, ...]:
 
 
 def step_limits(config: HfConfig) -> tuple[float, float]:
-    """time_step_limit: least and most that a step of the state may be; JSON of transformers writes infinity as an
-    object.
+    """time_step_limit: minimum and maximum of a state's step; transformers writes infinity in JSON as an object.
 
     Raises:
-        ModelLoadError: it is no pair of rising numbers.
+        ModelLoadError: it is not a pair of ascending numbers.
     """
     given = get(config, "time_step_limit", (0.0, float("inf")))
     values = [float(value["__float__"]) if isinstance(value, dict) else float(value) for value in given]
@@ -48,10 +47,10 @@ def step_limits(config: HfConfig) -> tuple[float, float]:
 
 
 def mamba2_of(config: HfConfig, *, hidden_size: int, **options: Any) -> Mamba2Spec:
-    """A Mamba-2 layer in the words of Bamba, Granite 4 and Falcon-H1.
+    """A Mamba-2 layer, with the option names of Bamba, Granite 4 and Falcon-H1.
 
     Args:
-        options: of the Mamba2Spec, where they are not these; num_values: over all heads.
+        options: overrides for the Mamba2Spec; num_values: over all heads.
     """
     unused(config, "mamba_chunk_size", "num_logits_to_keep")
     expect(config, hidden_act="silu")

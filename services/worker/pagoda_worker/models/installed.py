@@ -14,13 +14,13 @@ ENTRY_POINT_GROUP = "pagoda.models"
 
 
 def installed_factory(architectures: Sequence[str]) -> ModelFactory | None:
-    """What an installed package builds an architecture with; None: there is none.
+    """The factory of an installed package for an architecture; None if there is none.
 
     Args:
-        architectures: names of config.json; an entry point has one of them as its name.
+        architectures: names in config.json; an entry point has one of them as its name.
 
     Raises:
-        ModelLoadError: it cannot be imported, or is nothing that can be called.
+        ModelLoadError: it cannot be imported, or is not callable.
     """
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     entry = next((found[name] for name in architectures if name in found), None)

@@ -71,6 +71,6 @@ def jamba_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _places(config: HfConfig, name: str, period: int, offset: int, num_layers: int) -> tuple[bool, ...]:
-    """Every so many layers, from one on."""
+    """Whether each layer is one of every `period`, from `offset`."""
     period, offset = int(get(config, f"{name}_period", period)), int(get(config, f"{name}_offset", offset))
     return tuple(layer % period == offset for layer in range(num_layers))

@@ -15,9 +15,10 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 class LatentUp(Matrix):
-    """What makes keys and values of latents, as floats: first the rows of all heads' keys, then those of values.
+    """The projection from latents to keys and values, as floats: first the rows of all heads' keys, then those of
+    values.
 
-    Attention multiplies queries with the one and sums of latents with the other, so no adapter can change it.
+    Attention multiplies queries by the key part and sums of latents by the value part, so adapters cannot change it.
     """
 
     is_float = True
@@ -41,7 +42,7 @@ class LatentUp(Matrix):
 
 
 class LatentAttention(nn.Module):
-    """Attention whose cache has one latent a token, its norm taken, and the rotated key that all heads share.
+    """Attention that caches one normalised latent per token, and the rotated key that all heads share.
 
     Ranks share the heads; each has the whole cache.
     Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1.
@@ -87,8 +88,7 @@ class LatentAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`; writes the tokens' latents into the cache
-        first."""
+        """[num_tokens, hidden_size] to the same, added to `residual`; first writes the latents into the cache."""
         cache, _, plan, slot_mapping = context.paged(self._place)
         latent = self._latents(x, context)
         store_kv_cache(latent, latent, cache, cache, slot_mapping, has_skips=context.has_skips)
@@ -103,7 +103,7 @@ class LatentAttention(nn.Module):
         return self._parallel.all_reduce(self.o_proj(attended, residual))
 
     def fused_weights(self) -> None:
-        """There are no layers in one call for it."""
+        """None: the call of all layers does not support it."""
 
     def _latents(self, x: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, 1, kv_rank + rotary_dim], as cached."""

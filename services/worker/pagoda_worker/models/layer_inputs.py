@@ -1,5 +1,4 @@
-"""A vector of each token for each layer, and what a layer makes of it (Gemma 3n, Gemma 4). Knows tensors; no
-requests."""
+"""Vectors per token and layer, and their use in a layer (Gemma 3n, Gemma 4). Knows tensors; no requests."""
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ class LayerInputs(nn.Module):
 
 
 class LayerInputGate(nn.Module):
-    """norm(projection(act(gate(x)) * input)): what a layer's vector of a token adds to its hidden state."""
+    """norm(projection(act(gate(x)) * input)): the contribution of a token's vector for a layer to its hidden state."""
 
     def __init__(self, *, spec: DecoderSpec, inputs: LayerInputsSpec, prefix: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Options of layers that differ from one another, and of what Gemma 3n and 4 add to them. Numbers; no tensors."""
+"""Options of layers that differ within a model, and of the additions of Gemma 3n and 4. Numbers; no tensors."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from pagoda_common.errors import ModelLoadError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSizes:
-    """Sizes of one layer, of a model whose layers have different ones."""
+    """Sizes of one layer of a model with different layers."""
 
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
     cache_of: int | None = None
-    """The earlier layer whose keys and values it reads; None: it has its own (Gemma 3n)."""
+    """The earlier layer whose keys and values this layer reads; None: its own (Gemma 3n)."""
     values_are_keys: bool = False
-    """Values are what the projection of keys gives (Gemma 4)."""
+    """Values equal the projected keys (Gemma 4)."""
     sparsity: float = 0.0
-    """Share of the gate's values that become zero, were they normally distributed (Gemma 3n)."""
+    """Share of the gate's values that become zero if they are normally distributed (Gemma 3n)."""
     is_linear: bool = False
-    """One matrix stands for the feed-forward (Llama-Nemotron)."""
+    """One matrix replaces the feed-forward (Llama-Nemotron)."""
 
     def __post_init__(self) -> None:
         if min(self.num_kv_heads, self.head_dim, self.intermediate_size) < 1:
@@ -30,12 +30,12 @@ class LayerSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerInputsSpec:
-    """Each token has a vector for each layer, from a table of its own and from its embedding (Gemma 3n)."""
+    """Each token has a vector for each layer, from a separate table and from its embedding (Gemma 3n)."""
 
     width: int
     """Of a vector."""
     vocab_size: int
-    """Rows of the table; tokens from here on have those of token 0."""
+    """Rows of the table; tokens from this id use the row of token 0."""
 
     def __post_init__(self) -> None:
         if min(self.width, self.vocab_size) < 1:
@@ -44,7 +44,7 @@ class LayerInputsSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AltUpSpec:
-    """Several hidden states a token, of which each layer computes one and corrects all (Gemma 3n).
+    """Several hidden states per token, of which each layer computes one and corrects all (Gemma 3n).
 
     Source: alternating updates, Baykal et al. 2023 (arXiv 2301.13310); learned augmented residual layers, Menghani et
     al. 2024 (arXiv 2411.07501).
@@ -55,9 +55,9 @@ class AltUpSpec:
     active: int = 0
     """The one that layers compute."""
     has_output_scale: bool = True
-    """What meets a layer's inputs has a factor for each value."""
+    """The hidden state for a layer's inputs is multiplied by a factor per value."""
     laurel_rank: int = 64
-    """Width of the branch beside attention."""
+    """Width of the branch next to attention."""
 
     def __post_init__(self) -> None:
         if self.num_streams < 1 or not 0 <= self.active < self.num_streams:
@@ -70,14 +70,14 @@ class AltUpSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedBlocksSpec:
-    """Blocks of attention and feed-forward that several layers share, each with small matrices of its own (Zamba2)."""
+    """Blocks of attention and feed-forward that several layers share, each with its own small matrices (Zamba2)."""
 
     num_blocks: int = 1
-    """Of different ones, which take turns."""
+    """Number of different blocks, which alternate."""
     adapter_rank: int = 128
-    """Width of a layer's own matrices."""
+    """Width of the layers' own matrices."""
     adapts_attention: bool = False
-    """Queries, keys and values have such matrices too, not the feed-forward alone."""
+    """Queries, keys and values have such matrices too, not only the feed-forward."""
 
     def __post_init__(self) -> None:
         if min(self.num_blocks, self.adapter_rank) < 1:

@@ -44,29 +44,29 @@ def activation_name(name: str) -> str:
 
 
 class Matrix(nn.Module):
-    """A layer around one matrix, which is held as its method wants it."""
+    """A layer around one matrix, whose form is decided by its method."""
 
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
     """Scales of a matrix of small integers; weight_zero_point likewise."""
     weight_zero_point: nn.Parameter | None
     dtype: torch.dtype
-    """Data type of its rows and of its input."""
+    """Data type of the matrix's rows and of the input."""
     takes_many_rows = False
-    """Most products are of many rows at a time, as those of encoders are."""
+    """Whether most products have many rows, as in encoders."""
     lora: LoraRows | None = None
-    """Adapters of the rows that are computed; None: there never are any."""
+    """Adapters of the rows being computed; None: adapters are never used."""
     lora_name = ""
-    """By which adapters know it."""
+    """Name of the layer for adapters."""
     is_float = False
-    """It is held as it was loaded, whatever the quantization; what reads it is not its method alone."""
+    """Whether the matrix is kept as loaded, regardless of quantization, because other code reads it too."""
     is_of_experts = False
-    """Its products are those of a mixture's experts, which may be computed together."""
+    """Whether this is an expert of a mixture, whose products may be computed together."""
     takes_adapters = True
-    """False: not all that is done with the matrix adds what adapters give."""
+    """Whether adapters are applied wherever the matrix is used."""
 
     def __init__(self, *, rows: int, columns: int, is_multiplied: bool, prefix: str) -> None:
-        """`is_multiplied`: vectors are multiplied with the matrix; else only its rows are looked up."""
+        """`is_multiplied`: vectors are multiplied by the matrix; else only its rows are looked up."""
         super().__init__()
         self.prefix = prefix
         self.rows = rows
@@ -77,46 +77,46 @@ class Matrix(nn.Module):
         self.begin_loading(torch.get_default_dtype())
 
     def begin_loading(self, dtype: torch.dtype) -> None:
-        """Have parameters as a checkpoint fills them, on the meta device. `dtype`: of what is not quantized."""
+        """Create the parameters that a checkpoint fills, on the meta device. `dtype`: of unquantized parameters."""
         self.dtype = dtype
         self.weight_scale = self.weight_zero_point = None
         self.method.create_weights(self, dtype)
         self._is_loading = True
 
     def fill_rows(self, rows: Tensor, first_row: int) -> bool:
-        """Take rows [n, columns] of a checkpoint as they are used; False: they belong into `weight`."""
+        """Take rows [n, columns] of a checkpoint in the final form; False: write them to `weight` instead."""
         return self._is_loading and self.method.fill_rows(self, rows, first_row)
 
     def row_sink(self, allocate: Allocate) -> RowSink | None:
-        """What takes all rows of a checkpoint without a copy of the matrix in between; None: there is no such way."""
+        """A sink for all rows of a checkpoint, without a temporary copy of the matrix; None if there is none."""
         return self.method.row_sink(self, allocate) if self._is_loading else None
 
     def take_sink(self, sink: RowSink) -> bool:
-        """Hold what a sink was filled with. False: it does not fit, and `weight` has to be filled."""
+        """Use the content of a sink. False: it does not fit, and `weight` must be filled."""
         if sink.finish(self):
             self._is_loading = False
         return not self._is_loading
 
     def finish_loading(self) -> None:
-        """Have parameters as they are used, filled or still on the meta device; nothing if that is so already."""
+        """Convert parameters to their final form, filled or still on the meta device; no-op if already done."""
         if self._is_loading:
             self.method.process_weights_after_loading(self)
             self._is_loading = False
 
     def hold(self, matrix: QuantizedMatrix, method: QuantizedLinearMethod) -> None:
-        """Take integers, in place of what a checkpoint was to fill."""
+        """Use integers instead of the parameters that a checkpoint fills."""
         self.method = method
         method.hold(self, matrix)
         self._is_loading = False
 
     def hold_scaled(self, matrix: ScaledMatrix, method: ScaledLinearMethod) -> None:
-        """Take small floats, in place of what a checkpoint was to fill."""
+        """Use small floats instead of the parameters that a checkpoint fills."""
         self.method = method
         method.hold(self, matrix)
         self._is_loading = False
 
     def take_form(self, other: "Matrix") -> None:
-        """Have parameters as another layer has, on the meta device; nothing if that is so already."""
+        """Create parameters in the form of another layer's, on the meta device; no-op if already done."""
         if self.method is other.method:
             return
         self.method = other.method
@@ -128,7 +128,7 @@ class Matrix(nn.Module):
 
 
 class Linear(Matrix):
-    """x W^T + b; one matrix may hold several projections, one after the other in its rows."""
+    """x W^T + b; one matrix may hold several projections, stacked in its rows."""
 
     def __init__(self, *, in_features: int, out_features: int, bias: bool, prefix: str = "") -> None:
         super().__init__(rows=out_features, columns=in_features, is_multiplied=True, prefix=prefix)
@@ -139,12 +139,12 @@ class Linear(Matrix):
         return self.multiply(x, residual)
 
     def multiply(self, x: Tensor, residual: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
-        """The same, of this rank's part, in a data type of choice."""
+        """The product of this rank's part, in a given data type."""
         out = self.method.apply(self, x, bias=self.bias, residual=residual, out_dtype=out_dtype)
         return out if self.lora is None else self.lora.add(self.lora_name, x, out)
 
     def fused_weights(self) -> LinearWeights | None:
-        """For layers in one call; None: there is no kernel for how the matrix is held."""
+        """The matrix for a call of all layers; None if there is no kernel for its form."""
         weights = self.method.fused_weights(self, self.bias)
         return None if weights is None else replace(weights, name=self.lora_name)
 
@@ -153,7 +153,7 @@ class Embedding(Matrix):
     """A table of rows."""
 
     def __init__(self, *, num_rows: int, dim: int, is_head: bool = False, prefix: str = "") -> None:
-        """`is_head`: it is also the matrix of the language model head."""
+        """`is_head`: the table is also the matrix of the language model head."""
         super().__init__(rows=num_rows, columns=dim, is_multiplied=is_head, prefix=prefix)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -163,9 +163,9 @@ class Embedding(Matrix):
 
 
 class Norm(nn.Module):
-    """RMS norm or layer norm over the last dimension, as the spec says.
+    """RMS norm or layer norm over the last dimension, as in the spec.
 
-    A weight of two dimensions, [num_heads, head_dim], gives every head its own.
+    A weight [num_heads, head_dim] has a row for each head.
     """
 
     def __init__(self, *, spec: DecoderSpec, shape: tuple[int, ...], prefix: str = "") -> None:
@@ -181,7 +181,7 @@ class Norm(nn.Module):
 
     @property
     def rms_weight(self) -> Tensor | None:
-        """The weight, of a root-mean-square norm over all of the last dimension."""
+        """The weight, if this is a root-mean-square norm over the whole last dimension."""
         return self.weight if self._is_rms and self.weight is not None and self.weight.dim() == 1 else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""How a layer's matrix is held in memory and multiplied with: as it was loaded, or packed for the kernels of the CPU.
-Knows tensors and layers; no checkpoints."""
+"""LinearMethod: the form of a layer's matrix in memory and its product: as loaded, or packed for CPU kernels. Knows
+tensors and layers; no checkpoints."""
 
 from typing import Protocol
 
@@ -38,7 +38,7 @@ class MatrixLayer(Protocol):
 
 
 class RowSink(Protocol):
-    """Takes a matrix from a checkpoint, some rows at a time, straight into the form that `apply` wants."""
+    """Writes a matrix from a checkpoint, some rows at a time, directly in the form that `apply` uses."""
 
     def fill(self, rows: Tensor, first_row: int) -> None:
         """Take some rows, each once. Several threads may do so at once.
@@ -49,47 +49,49 @@ class RowSink(Protocol):
         """
 
     def finish(self, layer: "MatrixLayer") -> bool:
-        """Have the layer hold what was filled, all rows. False: this form does not fit, and nothing is done."""
+        """Give the filled matrix to the layer. False: this form does not fit, and nothing is changed."""
 
 
 SINK_ROWS = 32
-"""Rows of a panel or tile, which one thread fills."""
+"""Number of rows of a panel or tile, which one thread fills."""
 
 
 class LinearMethod(Protocol):
-    """One way to hold a matrix [rows, columns]. It has no state of its own: one object may serve many layers.
+    """One form of a matrix [rows, columns].
 
-    A layer's parameters are as `process_weights_after_loading` leaves them at all times, but while they are filled:
-    weights move by name (to host memory, from other weights that were prepared) in that form.
+    It is stateless: one object may serve many layers. A layer's parameters are always as
+    `process_weights_after_loading` leaves them, except while they are filled: weights move by name (to host memory,
+    from prepared weights) in that form.
     """
 
     takes_rows: bool
-    """Whether `fill_rows` takes what a checkpoint has."""
+    """Whether `fill_rows` accepts a checkpoint's rows."""
 
     def create_weights(self, layer: MatrixLayer, dtype: torch.dtype) -> None:
-        """Give the layer the parameters that a checkpoint fills, on the meta device."""
+        """Create the layer's parameters that a checkpoint fills, on the meta device."""
 
     def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
-        """Take rows of a checkpoint straight into the form that `apply` wants.
+        """Write rows of a checkpoint directly in the form that `apply` uses.
 
         Args:
             rows: [n, columns] in host memory, of any float type.
 
         Returns:
-            Whether that is possible; else nothing is done, and the rows belong into what `create_weights` has made.
+            Whether that is possible; else nothing is done, and the rows must be written to the parameters of
+            `create_weights`.
         """
 
     def row_sink(self, layer: MatrixLayer, allocate: Allocate) -> RowSink | None:
-        """What takes all rows without a copy of the matrix in between; None: there is no such way.
+        """A sink for all rows without a temporary copy of the matrix; None if there is none.
 
         Args:
-            allocate: gives the memory that the layer then holds.
+            allocate: allocates the layer's memory.
         """
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
-        """Replace what a checkpoint has filled by what `apply` wants. On the meta device too: shapes only, then.
+        """Convert the filled parameters to the form that `apply` uses; on the meta device, only shapes.
 
-        What cannot be held this way gets another method.
+        A matrix that does not fit this form gets another method.
         """
 
     def apply(
@@ -114,12 +116,11 @@ class LinearMethod(Protocol):
         """Rows of the matrix: [num_tokens] int64 to [num_tokens, columns]."""
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """What `apply` multiplies with and `embedding` reads, for a kernel that runs whole layers; None: there is none
-        for this form."""
+        """The matrix for a kernel that runs whole layers; None if there is no such kernel for this form."""
 
 
 class PlainLinearMethod:
-    """A matrix as it was loaded: `weight` [rows, columns]."""
+    """A matrix as loaded: `weight` [rows, columns]."""
 
     takes_rows = False
 
@@ -164,7 +165,7 @@ class PlainLinearMethod:
 
 
 class PackedLinearMethod(PlainLinearMethod):
-    """A bfloat16 matrix as `packed_linear` reads it: `weight` [rows / 32, columns / 2, 32, 2], rounded up."""
+    """A bfloat16 matrix in the form of `packed_linear`: `weight` [rows / 32, columns / 2, 32, 2], rounded up."""
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
         """See LinearMethod; the layer holds its matrix twice meanwhile."""
@@ -194,7 +195,7 @@ class PackedLinearMethod(PlainLinearMethod):
 
 
 class CompressedSink:
-    """Rows of one layer that become `compressed_linear`'s. See RowSink."""
+    """The sink for `compressed_linear`. See RowSink."""
 
     def __init__(self, layer: MatrixLayer, allocate: Allocate) -> None:
         self._out = allocate((compressed_bytes(layer.rows, layer.columns),), torch.uint8)
@@ -213,9 +214,9 @@ class CompressedSink:
 
 
 class CompressedLinearMethod(PlainLinearMethod):
-    """A bfloat16 matrix as `compressed_linear` reads it, three quarters of its size: `weight` [num_bytes] uint8.
+    """A bfloat16 matrix in the form of `compressed_linear`, at three quarters of its size: `weight` [num_bytes] uint8.
 
-    A matrix that cannot be compressed, since its numbers are of too many sizes, is packed.
+    A matrix that cannot be compressed, because its exponents vary too much, is packed.
     """
 
     def row_sink(self, layer: MatrixLayer, allocate: Allocate) -> RowSink | None:
@@ -253,9 +254,9 @@ class CompressedLinearMethod(PlainLinearMethod):
 
 
 class WidenedLinearMethod(PlainLinearMethod):
-    """A bfloat16 matrix held in float32, for CPUs without instructions for bfloat16: `weight` [rows, columns].
+    """A bfloat16 matrix held in float32, for CPUs without bfloat16 instructions: `weight` [rows, columns].
 
-    There, F.linear of bfloat16 takes ten times as long: with AVX2 alone, [1024, 384] by [384, 1536] takes 146 ms of a
+    There, F.linear of bfloat16 takes ten times as long: with only AVX2, [1024, 384] by [384, 1536] takes 146 ms of a
     core in bfloat16 and 16 ms this way.
     """
 
@@ -294,7 +295,7 @@ COMPRESSED = CompressedLinearMethod()
 
 
 def choose_linear_method(*, dtype: torch.dtype, device: torch.device) -> LinearMethod:
-    """For the matrices that a model multiplies with: compressed or packed where there is a kernel for it."""
+    """The method for a model's matrices: compressed or packed if there is a kernel for it."""
     if device.type != "cpu" or dtype != torch.bfloat16 or native("packed_linear") is None:
         return PLAIN
     return PACKED if native("compressed_linear") is None else COMPRESSED

@@ -1,4 +1,4 @@
-"""One matrix in place of attention, or of a feed-forward (Llama-Nemotron). Knows tensors; no requests."""
+"""One matrix instead of attention or a feed-forward (Llama-Nemotron). Knows tensors; no requests."""
 
 from torch import Tensor, nn
 
@@ -9,7 +9,7 @@ from pagoda_worker.models.spec import DecoderSpec
 
 
 class LinearPart(nn.Module):
-    """x W^T of each token alone. Every rank computes all of it, so nothing is summed."""
+    """x W^T, per token. Every rank computes the whole product, so nothing is summed."""
 
     def __init__(self, *, spec: DecoderSpec, prefix: str = "") -> None:
         super().__init__()

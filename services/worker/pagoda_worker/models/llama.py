@@ -1,4 +1,4 @@
-"""Llama and those that differ from it by an option: Mistral, Qwen2, Qwen3, SmolLM3, Granite, Arcee, ERNIE, Seed,
+"""Llama and models that differ from it by options: Mistral, Qwen2, Qwen3, SmolLM3, Granite, Arcee, ERNIE, Seed,
 InternLM3."""
 
 from typing import Any
@@ -22,8 +22,7 @@ def common(
     is_interleaved: bool = False,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """Options that Llama and its relatives read alike; the defaults stand for what config.json leaves out, as in
-    transformers."""
+    """Options that Llama and its relatives share; the defaults of missing values are transformers'."""
     rope = rope_spec(config, default_theta=default_theta, is_interleaved=is_interleaved)
     return {
         **sizes(config, **defaults),
@@ -66,7 +65,7 @@ def ministral_spec(config: HfConfig) -> DecoderSpec:
 
 
 def qwen_windows(config: HfConfig, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding windows of Qwen's layers: those from max_window_layers on, if they are used at all."""
+    """Sliding windows of Qwen's layers: from layer max_window_layers, if they are used at all."""
     window = config.get("sliding_window", 4096) if get(config, "use_sliding_window", False) else None
     unused(config, "sliding_window")
     first = int(get(config, "max_window_layers", 28))

@@ -1,5 +1,5 @@
-"""Llama 4, and the text part of its multimodal checkpoints: experts in some layers, attention in chunks, and layers
-without positions."""
+"""Llama 4 (and the text part of multimodal checkpoints): experts in some layers, chunked attention, and layers without
+positions."""
 
 import dataclasses
 import re
@@ -32,7 +32,7 @@ MULTIMODAL_NAMES = dataclasses.replace(
 
 
 def llama4_spec(config: HfConfig) -> DecoderSpec:
-    """Llama4ForCausalLM: the router's sigmoid is on what goes into an expert; beside them one sees every token."""
+    """Llama4ForCausalLM: the router's sigmoid scales an expert's input; a shared expert sees every token."""
     options = common(
         {"intermediate_size": 8192} | config,
         num_kv_heads=8,
@@ -109,7 +109,7 @@ def llama4_weights(spec: DecoderSpec) -> WeightNames:
 
 
 def _layers_with_rope(config: HfConfig, num_layers: int) -> list[bool]:
-    """Which layers rotate; an empty list says no more than none."""
+    """Which layers have a rotation; an empty list means the same as none."""
     interval = int(get(config, "no_rope_layer_interval", 4))
     listed: list[Any] = get(config, "no_rope_layers", []) or [(layer + 1) % interval for layer in range(num_layers)]
     if len(listed) < num_layers:

@@ -1,4 +1,4 @@
-"""Mamba: the first of its kind, a layer with a recurrent state in place of attention. Knows tensors; no requests."""
+"""Mamba (version 1): a layer with a recurrent state instead of attention. Knows tensors; no requests."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 def mamba_state(net: MambaSpec) -> RecurrentLayer:
-    """What a layer keeps: inputs of its convolution, and a vector for each channel."""
+    """State of a layer: inputs of its convolution, and a vector for each channel."""
     return RecurrentLayer(
         (
             StateTensor((net.conv_width - 1, net.num_channels)),
@@ -27,18 +27,18 @@ def mamba_state(net: MambaSpec) -> RecurrentLayer:
 
 
 class Mamba(nn.Module):
-    """Short convolution, scan of a state space whose every number decays on its own, and a gate.
+    """Short convolution, state space scan with a decay per number, and a gate.
 
     Source: Gu and Dao 2023 (arXiv 2312.00752), as in Mamba, Falcon Mamba and Jamba.
     """
 
     float32_parameters = frozenset({"decay_log", "step_bias", "skip"})
-    """They keep float32, whatever the model's data type."""
+    """Parameters that keep float32, whatever the model's data type."""
 
     def __init__(
         self, *, spec: DecoderSpec, net: MambaSpec, state: int, prefix: str = "", parallel: TensorParallel = ALONE
     ) -> None:
-        """`state`: its number among the recurrent layers."""
+        """`state`: the layer's index among the recurrent layers."""
         super().__init__()
         self._parallel = parallel
         self._net = net
@@ -66,7 +66,7 @@ class Mamba(nn.Module):
         self.o_proj = Linear(in_features=channels, out_features=hidden, bias=net.bias, prefix=f"{prefix}.o_proj")
 
     def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`; the sequences' states move on."""
+        """[num_tokens, hidden_size] to the same, added to `residual`; updates the sequences' states."""
         assert context.recurrent is not None, "a model with recurrent layers has states"
         net, (inputs, vectors), batch = self._net, context.states[self._state], context.recurrent
         mixed, gate = self.in_proj(x).chunk(2, dim=1)

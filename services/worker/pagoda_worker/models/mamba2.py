@@ -1,4 +1,4 @@
-"""Mamba-2: a layer with a recurrent state in place of attention, or beside it. Knows tensors; no requests."""
+"""Mamba-2: a layer with a recurrent state instead of attention, or next to it. Knows tensors; no requests."""
 
 import torch
 import torch.nn.functional as F
@@ -27,18 +27,18 @@ def mamba2_state(net: Mamba2Spec) -> RecurrentLayer:
 
 
 class Mamba2(nn.Module):
-    """Short convolution, scan of a state space, and a gate with a norm.
+    """Short convolution, state space scan, and a gate with a norm.
 
     Source: Dao and Gu 2024 (arXiv 2405.21060), as in Bamba, Granite 4, Falcon-H1, Nemotron-H and Zamba2.
     """
 
     float32_parameters = frozenset({"decay_log", "step_bias", "skip"})
-    """They keep float32, whatever the model's data type."""
+    """Parameters that keep float32, whatever the model's data type."""
 
     def __init__(
         self, *, spec: DecoderSpec, net: Mamba2Spec, state: int, prefix: str = "", parallel: TensorParallel = ALONE
     ) -> None:
-        """`state`: its number among the recurrent layers."""
+        """`state`: the layer's index among the recurrent layers."""
         super().__init__()
         self._parallel = parallel
         self._net = net
@@ -63,7 +63,7 @@ class Mamba2(nn.Module):
         self.o_proj = Linear(in_features=values, out_features=hidden, bias=net.out_bias, prefix=f"{prefix}.o_proj")
 
     def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`; the sequences' states move on."""
+        """[num_tokens, hidden_size] to the same, added to `residual`; updates the sequences' states."""
         assert context.recurrent is not None, "a model with recurrent layers has states"
         net, (inputs, matrices), batch = self._net, context.states[self._state], context.recurrent
         projected: Tensor = self.in_proj(x * net.in_multiplier if net.in_multiplier != 1.0 else x)
@@ -87,7 +87,7 @@ class Mamba2(nn.Module):
         return self._parallel.all_reduce(self.o_proj(self._gated(output.flatten(1), gate), residual))
 
     def _gated(self, output: Tensor, gate: Tensor) -> Tensor:
-        """What the gate lets through, normed; [num_tokens, num_values] of gate's data type."""
+        """The gated and normalised output; [num_tokens, num_values] of gate's data type."""
         net, is_gate_first = self._net, self._net.norm == "gate_first"
         if not net.shares_norm or self.norm_weight is None:
             return gate_and_norm(

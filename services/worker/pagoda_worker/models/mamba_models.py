@@ -1,4 +1,4 @@
-"""Mamba, Falcon Mamba and Mamba-2: recurrent layers alone, without attention, feed-forward and positions."""
+"""Mamba, Falcon Mamba and Mamba-2: only recurrent layers, without attention, feed-forward and positions."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ MAMBA_NAMES = TensorNames(
     norm="norm_f",
 )
 MAX_POSITIONS = 2**20
-"""Tokens of context: a state has no bound, and config.json says none."""
+"""Tokens of context, because a state has no bound and config.json has none."""
 
 
 def mamba_spec(config: HfConfig) -> DecoderSpec:
@@ -28,14 +28,14 @@ def mamba_spec(config: HfConfig) -> DecoderSpec:
 
 
 def falcon_mamba_spec(config: HfConfig) -> DecoderSpec:
-    """FalconMambaForCausalLM: norms without weights on steps, and on what is written and read."""
+    """FalconMambaForCausalLM: norms without weights on steps, B and C."""
     options = _options(config, vocab_size=50280, hidden_size=768, num_layers=32, is_tied=True)
     net = _mamba(config, options, norm="plain", norm_eps=float(get(config, "mixer_rms_eps", 1e-6)))
     return DecoderSpec(architecture="FalconMambaForCausalLM", recurrence=net, **options)
 
 
 def mamba2_spec(config: HfConfig) -> DecoderSpec:
-    """Mamba2ForCausalLM. norm_before_gate means nothing here, in transformers neither."""
+    """Mamba2ForCausalLM. norm_before_gate has no effect, as in transformers."""
     unused(config, "expand", "chunk_size", "norm_before_gate", "time_step_rank", "intermediate_size")
     options = _options(config, vocab_size=32768, hidden_size=4096, num_layers=64, is_tied=False)
     num_groups, bias = int(get(config, "n_groups", 8)), bool(get(config, "use_bias", False))
@@ -55,7 +55,7 @@ def mamba2_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _options(config: HfConfig, *, vocab_size: int, hidden_size: int, num_layers: int, is_tied: bool) -> dict[str, Any]:
-    """What all three share; the arguments are what a missing value means. Sums are in the model's data type, whatever
+    """The shared part; the arguments are defaults of missing values. Residual sums use the model's data type, whatever
     residual_in_fp32 says."""
     unused(config, "residual_in_fp32", "rescale_prenorm_residual", "use_mambapy", "use_falcon_mambapy")
     unused(config, "use_associative_scan", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale")
@@ -99,5 +99,5 @@ def _mamba(
 
 
 def step_rank(given: str | int, hidden_size: int) -> int:
-    """Width of what steps are made of; "auto": a sixteenth."""
+    """Rank of the projection for steps; "auto": a sixteenth of hidden_size."""
     return math.ceil(hidden_size / 16) if given == "auto" else int(given)

@@ -1,4 +1,4 @@
-"""Model: what a worker needs of a model, and nothing else. Knows tensors and names; no decoder, no checkpoint files."""
+"""Model: the worker's interface of a model. Knows tensors and names; no decoder, no checkpoint files."""
 
 import math
 from abc import ABC, abstractmethod
@@ -30,13 +30,13 @@ class BuildConfig:
     engine: ModelConfig = field(default_factory=ModelConfig)
     """The engine's options."""
     pooling: PoolingFiles = NO_FILES
-    """Other files of the checkpoint."""
+    """Pooling options from other files of the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionLayer:
-    """How one layer of a rank's part attends, and the shape of what it caches: keys and values of a token, or a latent
-    that both are made of."""
+    """Attention options of one layer of a rank's part, and the shape of its cache entries: keys and values of a token,
+    or a latent for both."""
 
     num_heads: int
     num_kv_heads: int
@@ -44,30 +44,30 @@ class AttentionLayer:
     scale: float
     """Scale of scores, before the softmax."""
     window: int | None = None
-    """Keys that a query sees, its own included; None sees all."""
+    """Number of keys that a query sees, its own included; None: all."""
     chunk: int | None = None
-    """Query i sees the keys from i // chunk * chunk to its own; None sees what `window` says."""
+    """Query i sees the keys from i // chunk * chunk to its own; None: `window` applies."""
     softcap: float | None = None
-    """Scores pass softcap * tanh(score / softcap)."""
+    """Scores are bounded by softcap * tanh(score / softcap)."""
     has_biases: bool = False
     """Scores have linear biases (ALiBi)."""
     has_sinks: bool = False
-    """The softmax has one more score for each head, without a value."""
+    """Each head has one more score in the softmax, without a value."""
     latent_rank: int = 0
-    """The only KV head's keys are latents: their first so many values are what values are made of, and there is no
-    cache of values. 0: there is one."""
+    """If not 0, the only KV head's keys are latents: values are computed from the first `latent_rank` numbers, and
+    there is no cache of values."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A part of what a recurrent layer keeps of a sequence."""
+    """A part of a recurrent layer's state of a sequence."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
-    """None: the model's."""
+    """None: the model's data type."""
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of a sequence's. `dtype`: the model's."""
+        """Bytes per sequence. `dtype`: the model's."""
         return math.prod(self.shape) * (self.dtype or dtype).itemsize
 
 
@@ -79,17 +79,17 @@ class RecurrentLayer:
 
 
 class WeightSharding(Protocol):
-    """Which part of each whole parameter one rank holds."""
+    """The part of each whole parameter that one rank holds."""
 
     def rows(self, parameter: str, num_rows: int) -> tuple[range, ...]:
-        """Rows of a whole parameter of `num_rows`, in order; none: the rank holds zeros in their place."""
+        """Rows of a whole parameter of `num_rows`, in order; no rows: the rank holds zeros instead."""
 
     def columns(self, parameter: str, num_columns: int) -> range:
         """Columns of a whole matrix of `num_columns`."""
 
 
 class Unsharded:
-    """Sharding of one rank alone."""
+    """Sharding for a single rank."""
 
     def rows(self, parameter: str, num_rows: int) -> tuple[range, ...]:
         """See WeightSharding."""
@@ -103,8 +103,8 @@ class Unsharded:
 class Model(nn.Module, ABC):
     """A causal language model, or one rank's part of it.
 
-    It is built on the meta device; the loader gives its parameters their values, then `prepare` makes what is no
-    weight. Every architecture has the same constructor (`ModelFactory`).
+    It is built on the meta device; the loader fills its parameters, then `prepare` makes tables that are not weights.
+    Every architecture has the same constructor (`ModelFactory`).
     """
 
     architecture: str
@@ -112,31 +112,31 @@ class Model(nn.Module, ABC):
     vocab_size: int
     """Columns of the logits."""
     embedding_size: int
-    """Values of the final hidden state that logits are computed of."""
+    """Length of the final hidden state that logits are computed from."""
     max_position_embeddings: int
-    """Longest sequence the checkpoint was made for, tokens."""
+    """Maximum sequence length of the checkpoint, in tokens."""
     num_layers: int
     attention_layers: tuple[AttentionLayer, ...]
-    """In the order in which they run, this rank's part: layer i has cache i."""
+    """Attention layers of this rank's part, in order: layer i has cache i."""
     only_pools: bool = False
-    """It generates nothing, and sees each sequence whole."""
+    """Whether the model generates nothing, and sees each sequence whole."""
     recurrent_layers: tuple[RecurrentLayer, ...] = ()
-    """In the order in which they run, this rank's part: layer i has state i."""
+    """Recurrent layers of this rank's part, in order: layer i has state i."""
     sharding: WeightSharding = Unsharded()
 
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, object]:
-        """Options that another checkpoint must share to replace this one, by name."""
+        """Options, by name, that another checkpoint must share to replace this one."""
 
     @property
     def constants(self) -> Mapping[str, Tensor]:
-        """Default values of parameters that a checkpoint may omit: whole tensors by name; none by default."""
+        """Whole default tensors, by name, of parameters that a checkpoint may omit; none by default."""
         return {}
 
     @abstractmethod
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """Where every parameter comes from.
+        """The sources of all parameters.
 
         Args:
             stored: the names of all tensors of the checkpoint.
@@ -148,7 +148,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, *, max_model_len: int, device: torch.device) -> None:
-        """Build the tables that are no weights, for positions below `max_model_len`."""
+        """Build tables that are not weights, for positions below `max_model_len`."""
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
@@ -160,10 +160,11 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[n, embedding_size] rows of `forward` to [n, vocab_size] float32 on rank 0; other ranks' mean nothing."""
+        """[n, embedding_size] rows of `forward` to [n, vocab_size] float32 on rank 0; other ranks' results are
+        meaningless."""
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Have floats of this data type, all on the meta device; a module's `float32_parameters` keep theirs."""
+        """Set the data type of floats, all on the meta device; a module's `float32_parameters` keep theirs."""
         self.to(dtype)
         for module in self.modules():
             for name in getattr(module, "float32_parameters", ()):
@@ -177,8 +178,8 @@ class Model(nn.Module, ABC):
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """Data that its layers keep of a sequence. Layers with keys of different shapes share no blocks: all of them
-        keep every token."""
+        """Groups of layers by the data that they keep of a sequence. Layers with keys of different shapes cannot share
+        blocks, so all of them keep every token."""
         shapes = {(layer.num_kv_heads, layer.head_dim) for layer in self.attention_layers}
         spans = [layer.chunk or layer.window for layer in self.attention_layers]  # what is in a chunk is in a window
         paged = groups_by_window(spans if len(shapes) == 1 else [None] * len(spans))
@@ -192,7 +193,7 @@ class Model(nn.Module, ABC):
     def fuse_layers(
         self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], places: Mapping[int, tuple[int, int]]
     ) -> DecoderLayers | ComposedLayers | None:
-        """All layers, over these caches, as one call; None: there is none.
+        """A call that runs all layers over these caches; None if there is none.
 
         Args:
             k_caches, v_caches, places: as in ForwardContext.
@@ -200,20 +201,20 @@ class Model(nn.Module, ABC):
         return None
 
     def release_kernels(self) -> None:
-        """Let go of weights that kernels hold: these are about to leave the device, or to be replaced."""
+        """Release weights that kernels hold, before they leave the device or are replaced."""
         for module in self.modules():
             if module is not self and callable(release := getattr(module, "release_kernels", None)):
                 release()
 
     @property
     def what_waits(self) -> str | None:
-        """The part of a decode step on an accelerator that waits for the host, which prevents CUDA graphs; None:
-        nothing."""
+        """The part of a decode step on an accelerator that waits for the host, which prevents CUDA graphs; None if
+        nothing does."""
         return None
 
 
 Head: TypeAlias = Literal["none", "sequence", "token", "vocabulary"]
-"""Head after the hidden states: none, labels of a text, labels of a token, logits of the vocabulary."""
+"""Head on the hidden states: none, labels of a text, labels of a token, or logits of the vocabulary."""
 
 
 class PoolingHeads(ABC):
@@ -221,17 +222,17 @@ class PoolingHeads(ABC):
 
     head: Head
     num_labels: int
-    """0: it tells none apart."""
+    """Number of labels; 0: none."""
     label_pooling: PoolingType
     """Default pooling of a text, and the input of its head."""
 
     @abstractmethod
     def classify(self, pooled: Tensor) -> Tensor:
-        """[n, embedding_size], one vector a text, to [n, num_labels] float32 logits."""
+        """[n, embedding_size], one vector per text, to [n, num_labels] float32 logits."""
 
     @abstractmethod
     def classify_tokens(self, hidden: Tensor) -> Tensor:
-        """[n, embedding_size], one vector a token, to [n, num_labels or vocab_size] float32 logits."""
+        """[n, embedding_size], one vector per token, to [n, num_labels or vocab_size] float32 logits."""
 
 
 class ModelFactory(Protocol):
@@ -240,10 +241,10 @@ class ModelFactory(Protocol):
     def __call__(self, *, config: BuildConfig, prefix: str = "", parallel: TensorParallel = ALONE) -> Model:
         """
         Args:
-            prefix: what comes before the names of its parameters.
+            prefix: of the names of its parameters.
             parallel: the ranks that share the model.
 
         Raises:
-            ModelLoadError: config.json lacks a value, or holds one that is not supported.
+            ModelLoadError: config.json lacks a value, or has one that is not supported.
             ConfigError: the ranks cannot share the model.
         """

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the attention of others: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE."""
+"""Mixtures of experts with known attention: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def mixtral_spec(config: HfConfig) -> DecoderSpec:
 
 
 def qwen2_moe_spec(config: HfConfig) -> DecoderSpec:
-    """Qwen2MoeForCausalLM: one more expert, with a gate, sees every token."""
+    """Qwen2MoeForCausalLM: a shared expert with a gate sees every token."""
     options = common(config, num_kv_heads=16, default_max_positions=32768)
     unused(config, "sliding_window")
     window = config.get("sliding_window", 4096) if get(config, "use_sliding_window", False) else None
@@ -85,7 +85,7 @@ def olmoe_spec(config: HfConfig) -> DecoderSpec:
 
 
 def qwen_moe(config: HfConfig, num_layers: int, *, shared_intermediate_size: int = 0) -> MoeSpec | None:
-    """Experts as Qwen's configs describe them; None: there are none."""
+    """Experts by Qwen's configs; None if there are none."""
     num_experts = int(get(config, "num_experts", get(config, "num_local_experts", 0)))
     step, dense_layers = int(get(config, "decoder_sparse_step", 1)), get(config, "mlp_only_layers", [])
     if not num_experts:

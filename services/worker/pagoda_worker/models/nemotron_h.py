@@ -35,9 +35,9 @@ NEMOTRON_H_NAMES = TensorNames(
 
 
 def nemotron_h_spec(config: HfConfig) -> DecoderSpec:
-    """NemotronHForCausalLM. What predicts several tokens at once (mtp) is left out.
+    """NemotronHForCausalLM.
 
-    sliding_window means nothing here, in transformers neither.
+    Layers for multi-token prediction (mtp) are left out. sliding_window has no effect, as in transformers.
     """
     unused(config, "sliding_window", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     unused(config, "num_hidden_layers", "rescale_prenorm_residual", "residual_in_fp32", "num_logits_to_keep")
@@ -69,7 +69,7 @@ def nemotron_h_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _given(config: HfConfig) -> dict[str, Any]:
-    """The sizes that config.json has, and that a default must not hide."""
+    """Sizes in config.json that a default must not hide."""
     size = config.get("intermediate_size")
     return {} if size is None else {"intermediate_size": size}
 

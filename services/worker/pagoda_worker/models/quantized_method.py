@@ -1,4 +1,4 @@
-"""How a layer holds its matrix as small integers. Knows tensors and layers; no checkpoints."""
+"""Methods that hold a layer's matrix as small integers. Knows tensors and layers; no checkpoints."""
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +35,15 @@ from pagoda_worker.models.linear_method import (
 from pagoda_worker.models.scaled_method import ScaledLinearMethod
 
 HEAD_BITS = 8
-"""Bits of the language model's head in every scheme: its errors are those of the logits."""
+"""Bits of the language model head in every scheme, because its errors directly change the logits."""
 _HEADS = ("lm_head", "embed_tokens")
 _FLOAT_PREFIXES = (".router", ".shared_gate", ".alt_up.prediction", ".alt_up.correction")
-"""Layers that decide which experts a token goes to, or how hidden states mix: small, and wrong choices cost more than
-wrong sums."""
+"""Layers that are not quantized: routers, and mixers of hidden states. They are small, and wrong choices cost more than
+rounded sums."""
 
 
 def set_packed(layer: MatrixLayer, packed: PackedMatrix | RowMatrix) -> None:
-    """Have a layer hold these integers."""
+    """Give these integers to a layer."""
     layer.weight = nn.Parameter(packed.codes, requires_grad=False)
     layer.weight_scale = nn.Parameter(packed.scales, requires_grad=False)
     zeros = packed.zeros
@@ -51,10 +51,10 @@ def set_packed(layer: MatrixLayer, packed: PackedMatrix | RowMatrix) -> None:
 
 
 class QuantizedSink:
-    """Rows of one layer that become integers. See RowSink."""
+    """The sink that quantizes the rows of one layer. See RowSink."""
 
     def __init__(self, packed: PackedMatrix, dtype: torch.dtype) -> None:
-        """`dtype`: a float type that rows are rounded to before."""
+        """`dtype`: float type to which rows are rounded first."""
         self._packed = packed
         self._dtype = dtype
 
@@ -69,12 +69,12 @@ class QuantizedSink:
 
 
 class QuantizedLinearMethod(PlainLinearMethod):
-    """Integers as `quantized_linear` reads them: `weight` (codes), `weight_scale`, perhaps `weight_zero_point`."""
+    """Integers in the form of `quantized_linear`: `weight` (codes), `weight_scale`, perhaps `weight_zero_point`."""
 
     takes_rows = True
 
     def __init__(self, *, bits: int, group_size: int, quantizes_inputs: bool) -> None:
-        """`group_size`: inputs that share a scale; 0 is all. `quantizes_inputs`: of a PackedMatrix."""
+        """`group_size`: inputs that share a scale; 0: all. `quantizes_inputs`: as in PackedMatrix."""
         self._bits = bits
         self._group_size = group_size
         self._quantizes_inputs = quantizes_inputs
@@ -110,7 +110,7 @@ class QuantizedLinearMethod(PlainLinearMethod):
         set_packed(layer, packed)
 
     def hold(self, layer: MatrixLayer, matrix: QuantizedMatrix) -> None:
-        """Take integers that are there already. They have this method's bits and groups."""
+        """Take existing integers with this method's bits and groups."""
         set_packed(layer, self._pack(matrix))
 
     def _pack(self, matrix: QuantizedMatrix) -> PackedMatrix | RowMatrix:
@@ -158,7 +158,7 @@ class QuantizedLinearMethod(PlainLinearMethod):
 
 
 class QuantizedRowsMethod(QuantizedLinearMethod):
-    """The same in the order of the Triton kernel."""
+    """The same, in the layout of the Triton kernel."""
 
     takes_rows = False
 
@@ -188,7 +188,7 @@ class QuantizedRowsMethod(QuantizedLinearMethod):
 
 
 class DequantizedLinearMethod(PlainLinearMethod):
-    """Floats that are as if they had been quantized, held as another method holds them: where there is no kernel."""
+    """Dequantized floats, held by another method, for devices without a kernel."""
 
     def __init__(self, *, bits: int, group_size: int, method: LinearMethod) -> None:
         self._bits = bits
@@ -229,7 +229,7 @@ class LinearMethods:
     def __init__(
         self, *, online: OnlineQuantization | None, dtype: torch.dtype, device: torch.device, quantizes_inputs: bool
     ) -> None:
-        """`online`: what floats become. `quantizes_inputs`: whether layers of integers take their inputs to 8 bits."""
+        """`online`: scheme for floats. `quantizes_inputs`: whether integer layers quantize inputs to 8 bits."""
         self._quantizes_inputs = quantizes_inputs and multiplies_integers()
         self._has_rows = triton_kernel("quantized_linear", torch.empty(0, device=device)) is not None
         self._has_experts = triton_kernel("grouped_linear", torch.empty(0, device=device)) is not None
@@ -245,11 +245,11 @@ class LinearMethods:
 
     @property
     def is_online(self) -> bool:
-        """Whether floats become integers."""
+        """Whether floats are quantized."""
         return self._online is not None
 
     def of_floats(self, layer: MatrixLayer) -> LinearMethod:
-        """How a layer holds what a checkpoint has as floats."""
+        """The method of a layer whose checkpoint has floats."""
         if not layer.is_multiplied:
             return PLAIN
         online = self._online
@@ -263,24 +263,24 @@ class LinearMethods:
         return DequantizedLinearMethod(bits=bits, group_size=group_size, method=self._floats)
 
     def of_integers(self, matrix: QuantizedMatrix) -> QuantizedLinearMethod | None:
-        """How a layer holds what a checkpoint has as integers; None: as floats."""
+        """The method of a layer whose checkpoint has integers; None: convert to floats."""
         num_inputs, group_size = matrix.numbers.shape[1], matrix.group_size
         if not self._has_kernel(num_inputs, group_size):
             return None
         return self._method(matrix.bits, group_size if group_size < num_inputs else 0)
 
     def takes_scaled(self, layer: MatrixLayer) -> bool:
-        """Whether a layer may hold what a checkpoint has as small floats; else it is read as floats."""
+        """Whether a layer may keep a checkpoint's small floats; else they are read as floats."""
         return self._has_experts and layer.is_of_experts and not self.is_online
 
     def of_scaled(self, matrix: ScaledMatrix) -> ScaledLinearMethod | None:
-        """How a layer holds it; None: as floats."""
+        """The method of a layer for a ScaledMatrix; None: convert to floats."""
         if not matrix.is_readable:
             return None
         return self._scaled.setdefault(matrix.group_size, ScaledLinearMethod(group_size=matrix.group_size))
 
     def _has_kernel(self, num_inputs: int, group_size: int) -> bool:
-        """Whether a kernel reads such groups."""
+        """Whether a kernel supports such groups."""
         if self._has_rows:
             return fits_rows(num_inputs, group_size)
         return self._has_tiles and can_pack(num_inputs, group_size)

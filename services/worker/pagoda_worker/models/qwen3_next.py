@@ -14,7 +14,7 @@ QWEN3_NEXT_NAMES = TensorNames(ignored=(*TensorNames().ignored, re.compile(r"^mt
 
 
 def qwen3_next_spec(config: HfConfig) -> DecoderSpec:
-    """Qwen3NextForCausalLM. What predicts several tokens at once (mtp) is left out."""
+    """Qwen3NextForCausalLM. Layers for multi-token prediction (mtp) are left out."""
     options = common(
         {"partial_rotary_factor": 0.25} | config, num_kv_heads=2, head_dim=256, default_max_positions=32768
     )

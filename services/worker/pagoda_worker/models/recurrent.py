@@ -1,4 +1,4 @@
-"""The recurrent layers by their options. Knows which module computes which; no tensors of its own."""
+"""Maps options of recurrent layers to modules. Knows which module computes which; has no tensors."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ RecurrentMixer: TypeAlias = GatedDeltaNet | Mamba | Mamba2 | ShortConv
 
 
 class _Kind(NamedTuple):
-    """How one kind is computed, and what it keeps; both take its spec as `net`."""
+    """The module and the state of one kind; both take its spec as `net`."""
 
     module: Callable[..., RecurrentMixer]
     state: Callable[[Any], RecurrentLayer]

@@ -10,9 +10,9 @@ Mixer: TypeAlias = Literal["attention", "recurrent", "both", "linear", "none"]
 tokens."""
 GatedNorm: TypeAlias = Literal["gate_first", "norm_first", "none"]
 MambaNorm: TypeAlias = Literal["none", "plain", "weights"]
-"""On steps and on what a token writes and reads: none, without a weight, or with one each."""
+"""Norms on steps, B and C: none, without a weight, or with one each."""
 Part: TypeAlias = tuple[int, bool]
-"""Rows of a part of a parameter, and whether ranks share them out; else each has all."""
+"""Number of rows of a part of a parameter, and whether ranks divide them; else each rank has all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class DeltaNetSpec:
     """Size of a head of queries and keys."""
     value_dim: int
     conv_width: int
-    """Tokens that the short convolution sees."""
+    """Number of tokens that the short convolution sees."""
 
     def __post_init__(self) -> None:
         if min(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim) < 1 or self.conv_width < 2:
@@ -45,7 +45,7 @@ class DeltaNetSpec:
         """One rank's part.
 
         Raises:
-            ConfigError: ranks cannot share it.
+            ConfigError: the ranks cannot share the layer.
         """
         _check_divides(world_size, "linear_num_key_heads", self.num_key_heads)
         return replace(
@@ -55,7 +55,7 @@ class DeltaNetSpec:
         )
 
     def parts(self, parameter: str, world_size: int) -> tuple[Part, ...]:
-        """Parts of the rows of a whole parameter; none: every rank has all of it."""
+        """Parts of the rows of a whole parameter; no parts: every rank has all of it."""
         keys, values = (self.num_key_heads * self.key_dim, True), (self.num_value_heads * self.value_dim, True)
         heads = (self.num_value_heads, True)
         return {
@@ -69,18 +69,18 @@ class DeltaNetSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MambaSpec:
-    """A Mamba layer, of the first kind."""
+    """A Mamba layer (version 1)."""
 
     num_channels: int
     state_size: int
-    """Numbers of a channel."""
+    """State size per channel."""
     conv_width: int
-    """Tokens that the short convolution sees."""
+    """Number of tokens that the short convolution sees."""
     step_rank: int
-    """Width of what steps are made of."""
+    """Rank of the projection for steps."""
     conv_bias: bool = True
     bias: bool = False
-    """Of the first and the last projection."""
+    """Whether the first and the last projection have biases."""
     norm: MambaNorm = "none"
     norm_eps: float = 1e-6
 
@@ -92,7 +92,7 @@ class MambaSpec:
         """One rank's part.
 
         Raises:
-            ConfigError: ranks cannot share it.
+            ConfigError: the ranks cannot share the layer.
         """
         _check_divides(world_size, "the number of Mamba channels", self.num_channels)
         return replace(self, num_channels=self.num_channels // world_size)
@@ -113,27 +113,27 @@ class Mamba2Spec:
     num_heads: int
     head_dim: int
     num_groups: int
-    """Consecutive heads share what a token writes (B) and reads (C)."""
+    """Number of groups: consecutive heads share B and C."""
     state_size: int
     conv_width: int
-    """Tokens that the short convolution sees."""
+    """Number of tokens that the short convolution sees."""
     conv_bias: bool = True
     in_bias: bool = False
     out_bias: bool = False
     norm: GatedNorm = "gate_first"
-    """Norm of the result: after its gate, before it, or none."""
+    """Norm of the output: after the gate, before it, or none."""
     norm_eps: float | None = None
-    """Epsilon of this norm; None: the model's."""
+    """Epsilon of that norm; None: the model's."""
     norm_groups: int = 1
-    """Parts of the columns, each with a mean square of its own."""
+    """Number of groups of columns, each with its own mean square."""
     shares_norm: bool = False
-    """The norm's only group is over the values of all ranks."""
+    """Whether the norm's only group spans the values of all ranks."""
     steps: tuple[float, float] = (0.0, float("inf"))
-    """Least and most that a step of the state may be."""
+    """Minimum and maximum of a step of the state."""
     in_multiplier: float = 1.0
-    """On the input (Falcon-H1)."""
+    """Multiplier on the input (Falcon-H1)."""
     part_multipliers: tuple[float, ...] = ()
-    """On gate, x, B, C and step, as projected (Falcon-H1); empty: none."""
+    """Multipliers on the projected gate, x, B, C and step (Falcon-H1); empty: none."""
 
     def __post_init__(self) -> None:
         if min(self.num_heads, self.head_dim, self.num_groups, self.state_size) < 1 or self.conv_width < 2:
@@ -147,7 +147,7 @@ class Mamba2Spec:
 
     @property
     def num_values(self) -> int:
-        """Numbers of a token's state, over all heads."""
+        """Number of values of a token, over all heads."""
         return self.num_heads * self.head_dim
 
     @property
@@ -162,10 +162,10 @@ class Mamba2Spec:
         return sum(self.sizes[1:4])
 
     def of_rank(self, world_size: int) -> "Mamba2Spec":
-        """One rank's part. A single group is on every rank, and its norm is over the values of all.
+        """One rank's part. A single group is on every rank, and its norm spans the values of all ranks.
 
         Raises:
-            ConfigError: ranks cannot share it.
+            ConfigError: the ranks cannot share the layer.
         """
         _check_divides(world_size, "the number of Mamba heads", self.num_heads)
         for name, count in (("the number of Mamba groups", self.num_groups), ("its norm's groups", self.norm_groups)):
@@ -180,7 +180,7 @@ class Mamba2Spec:
         )
 
     def parts(self, parameter: str, world_size: int) -> tuple[Part, ...]:
-        """Parts of the rows of a whole parameter; none: every rank has all of it."""
+        """Parts of the rows of a whole parameter; no parts: every rank has all of it."""
         gate, x, b, c, step = self.sizes
         is_split = self.num_groups % world_size == 0
         channels = ((x, True), (b, is_split), (c, is_split))
@@ -214,13 +214,13 @@ class ShortConvSpec:
         """One rank's part.
 
         Raises:
-            ConfigError: ranks cannot share it.
+            ConfigError: the ranks cannot share the layer.
         """
         _check_divides(world_size, "the channels of the short convolution", self.num_channels)
         return replace(self, num_channels=self.num_channels // world_size)
 
     def parts(self, parameter: str, world_size: int) -> tuple[Part, ...]:
-        """Parts of the rows of a whole parameter; none: every rank has all of it."""
+        """Parts of the rows of a whole parameter; no parts: every rank has all of it."""
         channels = (self.num_channels, True)
         if parameter == "in_proj":
             return channels, channels, channels

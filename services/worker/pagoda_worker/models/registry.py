@@ -1,4 +1,4 @@
-"""Architecture names of config.json to the families that can run them."""
+"""Finds the family that runs an architecture of config.json."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,18 +96,17 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How to read one architecture's checkpoints; a ModelFactory of decoders."""
+    """A family: reads one architecture's checkpoints; a ModelFactory of decoders."""
 
     read: Callable[[HfConfig], DecoderSpec]
     names: TensorNames | Callable[[DecoderSpec], WeightNames]
-    """Names of its tensors; a function if they depend on its options."""
+    """Names of the tensors; a function if they depend on options."""
 
     def spec(self, config: HfConfig) -> DecoderSpec:
         """The options of a checkpoint.
 
         Raises:
-            ModelLoadError: config.json lacks a value, or holds one that is unknown, not supported or of the wrong
-                type.
+            ModelLoadError: config.json lacks a value, or has one that is unknown, not supported or of the wrong type.
         """
         read = ReadConfig(config)
         try:
@@ -205,7 +204,7 @@ FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": Family(gpt2_spec, GPT2_NAMES),
     "OPTForCausalLM": Family(opt_spec, OPT_NAMES),
 }
-"""Supported architectures. Two have two names: LLaMAForCausalLM and MPTForCausalLM stand in early checkpoints."""
+"""Supported architectures. Two have a second name in early checkpoints: LLaMAForCausalLM and MPTForCausalLM."""
 
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -214,7 +213,7 @@ _HEADS: tuple[tuple[str, Head], ...] = (
     ("ForTokenClassification", "token"),
 )
 _POOLING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining")
-"""Ends of architectures that generate nothing."""
+"""Suffixes of architectures that generate nothing."""
 
 TOKEN_VECTORS: dict[str, str] = {
     "HF_ColBERT": "linear.weight",
@@ -222,8 +221,8 @@ TOKEN_VECTORS: dict[str, str] = {
     "ColBERTJinaRobertaModel": "linear.weight",
     "ColBERTLfm2Model": "linear.weight",
 }
-"""Models that give a vector for each token alone, and the tensor that shortens them; a Dense of modules.json may take
-its place. The names but the first are vLLM's, for --hf-overrides."""
+"""Models that only give a vector for each token, and the tensor that shortens the vectors; a Dense of modules.json may
+replace it. All names except the first are vLLM's, for --hf-overrides."""
 
 MODEL_TYPES: dict[str, str] = {
     "llama": "LlamaForCausalLM",
@@ -301,15 +300,15 @@ MODEL_TYPES: dict[str, str] = {
     "gpt2": "GPT2LMHeadModel",
     "opt": "OPTForCausalLM",
 }
-"""The architecture that each model_type means where config.json names none."""
+"""Architecture by model_type, for a config.json without architectures."""
 
 _LLAMA_MODULES = frozenset({"exaone", "internlm3"})
-"""Model types of families that transformers computes with its Llama: it writes LlamaForCausalLM for their own name."""
+"""Model types that transformers runs with its Llama, so that it writes LlamaForCausalLM instead of their own name."""
 
 
 def architectures_of(config: HfConfig) -> list[str]:
-    """Names of a checkpoint's architecture: those that config.json has, else by its model_type; none that is known. A
-    family that transformers computes with its Llama has its own name."""
+    """Names of a checkpoint's architecture: those in config.json, else by model_type. A family that transformers runs
+    with its Llama gets its own name."""
     names = config.get("architectures") or []
     model_type = config.get("model_type")
     if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
@@ -320,12 +319,12 @@ def architectures_of(config: HfConfig) -> list[str]:
 
 
 def find_family(config: HfConfig) -> Family | None:
-    """The family of a checkpoint, by its architectures, or its model_type where it names none; None: it has none."""
+    """The family of a checkpoint, by its architectures, else by its model_type; None if there is none."""
     return next((FAMILIES[name] for name in architectures_of(config) if name in FAMILIES), None)
 
 
 def is_foreign(config: HfConfig) -> bool:
-    """Whether a checkpoint has the architecture of a family, and names and options of a model_type of its own."""
+    """Whether a checkpoint names a family's architecture, but has another model_type with its own names and options."""
     model_type = config.get("model_type")
     if model_type is None or model_type in MODEL_TYPES:
         return False
@@ -349,7 +348,7 @@ def family_of(config: HfConfig) -> Family:
 
 
 def pooling_head(config: BuildConfig, names: Sequence[str]) -> Head | None:
-    """The head of a checkpoint that is to see whole sequences; None: it generates, and embeds the last token.
+    """The head of a checkpoint that sees whole sequences; None if it generates, and embeds the last token.
 
     Args:
         names: architectures of the checkpoint.
@@ -380,8 +379,7 @@ def pooling_head(config: BuildConfig, names: Sequence[str]) -> Head | None:
 
 
 def factory_of(config: BuildConfig) -> ModelFactory:
-    """What builds the model of a checkpoint, as --model-impl says: an installed package, a family of ours, or
-    transformers.
+    """The factory for a checkpoint, by --model-impl: an installed package, one of Pagoda's families, or transformers.
 
     Raises:
         ModelLoadError: none of its architectures is supported.

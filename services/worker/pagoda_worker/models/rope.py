@@ -1,4 +1,4 @@
-"""Rotary frequencies: the scaling rules that checkpoints name, and the table of cosines and sines."""
+"""Rotary frequencies: scaling rules of checkpoints, and the table of cosines and sines."""
 
 import math
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ _NEEDED = {
     "longrope": ("factor", *_FACTORS, "original_max_position_embeddings"),
     "proportional": (),
 }
-"""Supported types, and the parameters without which they mean nothing."""
+"""Supported types, and their required parameters."""
 _KNOWN = frozenset(
     """
     type rope_type rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor finetuned
     low_freq_factor high_freq_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor
     """.split()  # noqa: SIM905
 )
-"""All parameters that a type reads; finetuned means nothing."""
+"""All known parameters; finetuned has no effect."""
 
 
 def rope_spec(
@@ -42,11 +42,11 @@ def rope_spec(
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
     Args:
-        default_theta, default_partial, default_original: of the family, for what config.json leaves out: base,
-            partial_rotary_factor and original_max_position_embeddings.
+        default_theta, default_partial, default_original: the family's defaults of base, partial_rotary_factor and
+        original_max_position_embeddings.
 
     Raises:
-        ModelLoadError: a rope type that is not supported, or one that lacks a parameter.
+        ModelLoadError: the rope type is not supported, or lacks a parameter.
     """
     parameters = dict(get(config, "rope_scaling", {})) | dict(get(config, "rope_parameters", {}))
     if _is_nested(parameters):
@@ -64,10 +64,10 @@ def rope_specs_by_kind(
     5), or `rope_theta` and `rope_scaling` for the others and `rope_local_base_freq` (before).
 
     Args:
-        default_thetas: base of each kind, for what config.json leaves out.
+        default_thetas: default base of each kind.
 
     Raises:
-        ModelLoadError: as rope_spec.
+        ModelLoadError: as in rope_spec.
     """
     parameters = dict(get(config, "rope_parameters", {}))
     if not _is_nested(parameters):
@@ -128,8 +128,8 @@ def _parse(
 
 
 def max_positions(spec: RopeSpec, configured: int) -> int:
-    """Longest sequence: yarn stretches the original context by its factor, whatever max_position_embeddings says (users
-    add yarn to a config and leave that as it is)."""
+    """Maximum sequence length: yarn extends the original context by its factor, whatever max_position_embeddings says
+    (users add yarn to a config without changing it)."""
     if spec.rope_type != "yarn":
         return configured
     parameters = dict(spec.parameters)
@@ -140,9 +140,9 @@ def inverse_frequencies(spec: RopeSpec, rotary_dim: int, max_positions: int) -> 
     """Angles per position, [rotary_dim / 2] float32, and the factor on cosines and sines.
 
     The dynamic type changes nothing within max_position_embeddings, which bounds every sequence here. longrope has
-    factors for short and for long sequences: `max_positions` chooses once for all, since a sequence that crossed over
-    would have to be computed again, and blocks could not be shared between short and long ones.
-    Source: transformers' modeling_rope_utils, whose float32 operations are followed step by step.
+    factors for short and for long sequences: `max_positions` chooses one set for all, because otherwise a sequence that
+    grows long would have to be recomputed, and blocks could not be shared between short and long sequences. Source:
+    transformers' modeling_rope_utils, whose float32 operations are followed step by step.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
     frequencies = 1.0 / (spec.theta**exponents)

@@ -1,4 +1,5 @@
-"""How experts on a GPU hold FP8 and FP4 as their checkpoint has them. Knows tensors and layers; no checkpoints."""
+"""ScaledLinearMethod: keeps FP8 and FP4 experts in their stored form on a GPU. Knows tensors and layers; no
+checkpoints."""
 
 import torch
 import torch.nn.functional as F
@@ -10,16 +11,16 @@ from pagoda_worker.models.linear_method import MatrixLayer, PlainLinearMethod
 
 
 class ScaledLinearMethod(PlainLinearMethod):
-    """Small floats as `grouped_linear` reads them: `weight` (codes) and `weight_scale`, see ScaledMatrix.
+    """Small floats in the form of `grouped_linear`: `weight` (codes) and `weight_scale`, see ScaledMatrix.
 
-    A layer that is computed alone, as for the rows of an adapter, makes floats of its matrix first.
+    A layer that is computed alone, as for rows with an adapter, first converts its matrix to floats.
     """
 
     def __init__(self, *, group_size: int) -> None:
         self._group_size = group_size
 
     def hold(self, layer: MatrixLayer, matrix: ScaledMatrix) -> None:
-        """Take a matrix that has this method's groups."""
+        """Take a matrix with this method's groups."""
         layer.weight = nn.Parameter(matrix.codes, requires_grad=False)
         layer.weight_scale = nn.Parameter(matrix.scales, requires_grad=False)
 

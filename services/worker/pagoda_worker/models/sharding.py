@@ -1,10 +1,10 @@
 """Sharding: the part of a model that one rank holds. Knows names and shapes; no connections.
 
-Queries, keys and values go by heads (a KV head is on several ranks where there are fewer of them), the feed-forward and
-every expert by intermediate columns, the head of the model by rows of the vocabulary. The output projections o_proj and
-down_proj, and Mamba's x_proj, take the matching input columns, so their results are summed over ranks; their bias is
-added by rank 0. Norms of queries and keys over all heads go by heads as well, and their mean squares are summed over
-ranks. Embeddings, other norms, routers and what makes latents are on every rank.
+Queries, keys and values are divided by heads (a KV head is on several ranks if there are fewer than ranks), the
+feed-forward and every expert by intermediate columns, the model's head by rows of the vocabulary. The output
+projections o_proj and down_proj, and Mamba's x_proj, take the matching input columns, so their results are summed over
+ranks; their bias is added by rank 0. Norms of queries and keys over all heads are divided by heads as well, and their
+mean squares are summed over ranks. Embeddings, other norms, routers and projections to latents are on every rank.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
@@ -19,7 +19,7 @@ from pagoda_worker.parallel.tensor_parallel import TensorParallel
 
 _ROW_SUMMED = re.compile(r"\.(o_proj|down_proj|x_proj)\.")
 _RECURRENT = re.compile(r"layers\.(\d+)\.attention\.(?:recurrent\.)?(\w+)")
-"""A parameter of a mixer: its layer, and what it is called there."""
+"""A parameter of a mixer: its layer, and its name there."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -34,7 +34,7 @@ class Sharding:
     def __post_init__(self) -> None:
         """
         Raises:
-            ConfigError: the model cannot be divided among so many ranks.
+            ConfigError: the model cannot be divided among this number of ranks.
         """
         size = self.parallel.world_size
         if size == 1:
@@ -67,10 +67,10 @@ class Sharding:
             self._check_sizes(sizes.intermediate_size if is_dense else size, sizes.num_kv_heads if attends else size)
 
     def _check_sizes(self, intermediate_size: int, num_kv_heads: int) -> None:
-        """Of the model, or of one layer.
+        """Check the sizes of the model or of one layer.
 
         Raises:
-            ConfigError: ranks cannot share it.
+            ConfigError: the ranks cannot share it.
         """
         size = self.parallel.world_size
         if intermediate_size % size:
@@ -124,13 +124,13 @@ class Sharding:
         return range(self._heads.start * size, self._heads.stop * size)
 
     def _kv_heads(self, count: int) -> range:
-        """Of `count` KV heads, this rank's."""
+        """This rank's part of `count` KV heads."""
         size = self.parallel.world_size
         first = self.parallel.rank * count // size
         return range(first, first + max(1, count // size))
 
     def rows(self, parameter: str, num_rows: int) -> tuple[range, ...]:
-        """Rows of a whole parameter of `num_rows` that this rank holds, in order; none: it holds zeros in their place.
+        """Rows of a whole parameter of `num_rows` that this rank holds, in order; no rows: it holds zeros instead.
 
         Args:
             parameter: dotted name in the Decoder.
@@ -171,7 +171,7 @@ class Sharding:
         return everything
 
     def _qkv_rows(self, layer: int) -> tuple[range, ...]:
-        """`rows` of what makes a layer's queries, their gates, keys and values."""
+        """`rows` of the projection of a layer's queries, their gates, keys and values."""
         spec = self.spec.of_layer(layer)
         count, at = spec.num_kv_heads, spec.num_heads * (2 if spec.has_attention_gate else 1)
         groups = [(start, self._heads) for start in range(0, at, spec.num_heads)]
@@ -180,7 +180,7 @@ class Sharding:
         return tuple(range((start + heads.start) * dim, (start + heads.stop) * dim) for start, heads in groups)
 
     def _recurrent_rows(self, parameter: str) -> tuple[range, ...] | None:
-        """`rows` of a recurrent layer's parameter that ranks share; None: it is none."""
+        """`rows` of a recurrent layer's parameter that ranks share; None for other parameters."""
         match = _RECURRENT.match(parameter)
         if self.spec.recurrence is None or match is None or not self.spec.is_recurrent(int(match[1])):
             return None

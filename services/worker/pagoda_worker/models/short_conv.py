@@ -1,4 +1,4 @@
-"""A short convolution between two gates, in place of attention (LFM2). Knows tensors; no requests."""
+"""A short convolution between two gates, instead of attention (LFM2). Knows tensors; no requests."""
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class ShortConv(nn.Module):
     def __init__(
         self, *, spec: DecoderSpec, net: ShortConvSpec, state: int, prefix: str = "", parallel: TensorParallel = ALONE
     ) -> None:
-        """`state`: its number among the recurrent layers."""
+        """`state`: the layer's index among the recurrent layers."""
         super().__init__()
         self._parallel = parallel
         self._state = state
@@ -35,7 +35,7 @@ class ShortConv(nn.Module):
         self.o_proj = Linear(in_features=channels, out_features=hidden, bias=net.bias, prefix=f"{prefix}.o_proj")
 
     def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`; the sequences' states move on."""
+        """[num_tokens, hidden_size] to the same, added to `residual`; updates the sequences' states."""
         assert context.recurrent is not None, "a model with recurrent layers has states"
         (inputs,) = context.states[self._state]
         b, c, value = self.in_proj(x).chunk(3, dim=1)

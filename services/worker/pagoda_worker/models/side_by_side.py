@@ -1,4 +1,4 @@
-"""Attention and a recurrent part side by side, over the same input (Falcon-H1). Knows tensors; no requests."""
+"""Attention and a recurrent part in parallel, over the same input (Falcon-H1). Knows tensors; no requests."""
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 class SideBySide(nn.Module):
-    """in * x through attention, x through the recurrent part, and the sum of both with a factor each."""
+    """The sum of attention over in * x and the recurrent part over x, each with a factor."""
 
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()

@@ -26,27 +26,27 @@ class RopeSpec:
     parameters: tuple[tuple[str, Any], ...] = ()
     """Parameters of the type, as in the checkpoint."""
     partial_rotary_factor: float = 1.0
-    """Share of each head's values that is rotated; the rest pass as they are."""
+    """Share of each head's values that is rotated; the rest is unchanged."""
     is_interleaved: bool = False
-    """Neighbours form a pair; else value i and value i + half."""
+    """Whether adjacent values form a pair; else value i and value i + half."""
     head_dim: int | None = None
-    """Of the layers that it rotates, where it is not the model's (Gemma 4)."""
+    """head_dim of the rotated layers, if not the model's (Gemma 4)."""
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Values of each head that are rotated. `head_dim`: the model's."""
+        """Number of rotated values of each head. `head_dim`: the model's."""
         return int((self.head_dim or head_dim) * self.partial_rotary_factor + 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeSpec:
-    """A mixture of experts in place of the feed-forward."""
+    """A mixture of experts instead of the feed-forward."""
 
     num_experts: int
     num_experts_per_token: int
     intermediate_size: int
-    """Size of one expert."""
+    """Intermediate size of one expert."""
     is_normalized: bool = True
-    """The weights of a token's experts sum to 1."""
+    """Whether the weights of a token's experts are normalised to sum to 1."""
     scoring: Scoring = "softmax"
     """See Routing; so are norm_min, norm_added, scale, num_groups, top_groups and group_score."""
     norm_min: float = 0.0
@@ -56,25 +56,25 @@ class MoeSpec:
     top_groups: int = 1
     group_score: GroupScore = "max"
     has_correction: bool = False
-    """A bias on the scores decides which experts are chosen, and not their weights (DeepSeek-V3)."""
+    """Whether a bias on the scores affects the choice of experts, but not their weights (DeepSeek-V3)."""
     router_bias: bool = False
     """The router's logits have a bias (gpt-oss)."""
     scales_input: bool = False
-    """A weight is on what goes into its expert, not on what comes out (Llama 4)."""
+    """Whether a weight scales an expert's input instead of its output (Llama 4)."""
     expert_bias: bool = False
     """The matrices of experts have biases."""
     activation: ClampedSwiglu | None = None
     """Activation of the experts; None: the model's."""
     latent_size: int = 0
-    """Width of what the experts read and give, projected from and to hidden_size; 0: that (Nemotron-H)."""
+    """Width of the experts' inputs and outputs, projected from and to hidden_size; 0: hidden_size (Nemotron-H)."""
     shared_intermediate_size: int = 0
-    """Size of an expert that sees every token; 0: there is none."""
+    """Intermediate size of the shared expert, which sees every token; 0: none."""
     shared_is_gated: bool = True
     """Whether the shared expert's output passes its own gate (Qwen2-MoE)."""
     sparse_layers: tuple[bool, ...] = ()
     """Which layers have experts; empty: all."""
     is_beside: bool = False
-    """Experts stand beside the feed-forward, with norms and factors of their own (Gemma 4)."""
+    """Whether experts are next to the feed-forward, with their own norms and factors (Gemma 4)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts_per_token <= self.num_experts:
@@ -94,7 +94,7 @@ class MoeSpec:
 
     @property
     def routing(self) -> Routing:
-        """How the router chooses."""
+        """The routing method."""
         return Routing(
             top_k=self.num_experts_per_token,
             scoring=self.scoring,
@@ -114,19 +114,19 @@ class MoeSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentSpec:
-    """Attention whose keys and values are made of one latent vector a token, which is all that is cached (MLA).
+    """Attention whose keys and values are computed from one latent vector per token, which alone is cached (MLA).
 
     The spec's head_dim is the rotated part of keys and queries; all heads share the rotated key.
     """
 
     kv_rank: int
-    """Values of a latent."""
+    """Size of a latent."""
     key_dim: int
-    """Values of each head's key and query that are not rotated."""
+    """Size of the part of each head's key and query that is not rotated."""
     value_dim: int
     """Size of a head's values."""
     q_rank: int | None = None
-    """Queries are made of a latent of so many values too; None: of the hidden state."""
+    """Size of a latent for queries; None: queries are computed from the hidden state."""
     bias: bool = False
     """The projections to latents have biases."""
     norm_eps: float = 1e-6
@@ -151,7 +151,7 @@ class TemperatureSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
-    """One decoder-only model. The default is a small one, for layers that are tried alone."""
+    """One decoder-only model. The default is a small one, for tests of single layers."""
 
     architecture: str = "Decoder"
     vocab_size: int = 256
@@ -163,7 +163,7 @@ class DecoderSpec:
     head_dim: int = 16
     intermediate_size: int = 128
     max_position_embeddings: int = 512
-    """Longest sequence the checkpoint was made for, tokens."""
+    """Maximum sequence length of the checkpoint, in tokens."""
     activation: str = "silu"
     """Name as in config.json: silu, gelu_new, relu, …"""
     norm: NormKind = "rms_norm"
@@ -175,17 +175,17 @@ class DecoderSpec:
     norm_weight_offset: float = 0.0
     """Added to every norm's weight (Gemma: 1)."""
     norms: NormPlaces = "input"
-    """Norms stand before attention and feed-forward (input), after them but before the residual sum (output: OLMo 2),
-    at both places (Gemma 2), or after the residual sum (sum: OPT-350m)."""
+    """Places of norms: before attention and feed-forward (input), after them but before the residual sum (output: OLMo
+    2), both (Gemma 2), or after the residual sum (sum: OPT-350m)."""
     is_gated: bool = True
     """down(act(gate(x)) * up(x)); else fc2(act(fc1(x)))."""
     is_parallel: bool = False
     """Attention and feed-forward read the same input; both results are added at once (GPT-NeoX)."""
     has_mlp_norm: bool = True
-    """False, if parallel: the feed-forward reads what attention's norm gives (Phi, Cohere)."""
+    """If False in a parallel layer, the feed-forward reads the output of attention's norm (Phi, Cohere)."""
     has_final_norm: bool = True
     has_embedding_norm: bool = False
-    """Embeddings pass a norm (BLOOM)."""
+    """Whether embeddings are normalised (BLOOM)."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -199,65 +199,66 @@ class DecoderSpec:
     clip_qkv: float | None = None
     """Bound on the absolute values of queries, keys and values (OLMo)."""
     rope: RopeSpec | None = None
-    """None: learned positions, or linear biases."""
+    """Rotary embedding; None: learned positions, or linear biases."""
     has_positions: bool = True
-    """False: nothing says where a token is (recurrent layers do without)."""
+    """Whether the model has positions (recurrent layers need none)."""
     layer_ropes: tuple[RopeSpec | None, ...] = ()
-    """Where layers differ: the rotation of each, None for none. Empty: all have `rope`."""
+    """Rotation of each layer if they differ, None for no rotation. Empty: all have `rope`."""
     alibi_slopes: tuple[float, ...] = ()
-    """Linear biases: what each head takes from a score for each token between query and key (BLOOM, MPT)."""
+    """Linear biases: the amount per head and token of distance between query and key that is subtracted from a score
+    (BLOOM, MPT)."""
     position_offset: int = 0
     """Rows of the position table before position 0 (OPT has 2)."""
     embedding_dim: int | None = None
-    """Width of the token embedding where it is not hidden_size; projected in and out (OPT-350m)."""
+    """Width of the token embedding if not hidden_size; projected in and out (OPT-350m)."""
     windows: tuple[int | None, ...] = ()
-    """Sliding window of each layer; None sees all. Empty: none has a window."""
+    """Sliding window of each layer; None: no window. Empty: no layer has a window."""
     chunks: tuple[int | None, ...] = ()
-    """Tokens of a chunk of each layer, whose queries see the keys of their own chunk alone; None has no chunks. Empty:
-    none has."""
+    """Chunk size in tokens of each layer, whose queries see only the keys of their own chunk; None: no chunks. Empty:
+    no layer has chunks."""
     temperature: TemperatureSpec | None = None
-    """None: queries are as large at every position."""
+    """Growth of queries with their position; None: no growth."""
     scales: tuple[float, ...] = ()
-    """Softmax scale of each layer; empty is head_dim ** -0.5."""
+    """Softmax scale of each layer; empty: head_dim ** -0.5."""
     attention_softcap: float | None = None
-    """Attention scores pass softcap * tanh(score / softcap) (Gemma 2)."""
+    """Attention scores are bounded by softcap * tanh(score / softcap) (Gemma 2)."""
     logit_softcap: float | None = None
     """The same for logits."""
     embedding_multiplier: float = 1.0
-    """On token embeddings; rounded to the weights' data type, as its inventors do (Gemma)."""
+    """Multiplier on token embeddings, rounded to the weights' data type as in the original (Gemma)."""
     residual_multiplier: float = 1.0
-    """On what attention and feed-forward add (Granite)."""
+    """Multiplier on the outputs of attention and feed-forward (Granite)."""
     logit_multiplier: float = 1.0
     has_attention_gate: bool = False
-    """Whether attention's output passes the sigmoid of an equally wide projection (Qwen3-Next)."""
+    """Whether attention's output is gated by the sigmoid of an equally wide projection (Qwen3-Next)."""
     has_sinks: bool = False
-    """Each head has a score that takes its share of the softmax, without a value (gpt-oss)."""
+    """Whether each head has one more score in the softmax, without a value (gpt-oss)."""
     latent: LatentSpec | None = None
-    """Latents of the attention layers; None: they keep keys and values."""
+    """Latent attention; None: layers cache keys and values."""
     recurrence: RecurrentSpec | None = None
-    """Recurrent layers; None: there are none."""
+    """Options of recurrent layers; None if there are none."""
     mixers: tuple[Mixer, ...] = ()
     """Mixer of each layer before its feed-forward; empty: attention."""
     feed_forwards: tuple[bool, ...] = ()
     """Which layers have a feed-forward; empty: all."""
     mixer_multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """On what attention reads, what it gives and what the recurrent part gives, side by side (Falcon-H1)."""
+    """Multipliers on attention's input, its output and the recurrent part's output, in parallel layers (Falcon-H1)."""
     mlp_multipliers: tuple[float, float] = (1.0, 1.0)
-    """On the gate before its activation, and on what the feed-forward gives (Falcon-H1)."""
+    """Multipliers on the gate before its activation, and on the feed-forward's output (Falcon-H1)."""
     moe: MoeSpec | None = None
     """None: every layer has one feed-forward."""
     layer_sizes: tuple[LayerSizes, ...] = ()
-    """Where layers differ: the sizes of each. Empty: all have the model's."""
+    """Sizes of each layer if they differ. Empty: all have the model's."""
     norms_values: bool = False
-    """Each head's values pass a norm without a weight (Gemma 3n)."""
+    """Whether each head's values are normalised without a weight (Gemma 3n)."""
     has_layer_scale: bool = False
-    """What a layer gives is multiplied with a number of its own (Gemma 4)."""
+    """Whether a layer's output is multiplied by the layer's own number (Gemma 4)."""
     layer_inputs: LayerInputsSpec | None = None
-    """Of the vectors that tokens have for each layer; None: there are none."""
+    """Options of per-layer token vectors; None if there are none."""
     alt_up: AltUpSpec | None = None
-    """Of the hidden states of a token; None: there is one."""
+    """Options of several hidden states per token; None: one."""
     shared_blocks: SharedBlocksSpec | None = None
-    """Of the attention and the feed-forward of layers whose mixer is both; None: each has its own."""
+    """Options of blocks that layers with mixer `both` share; None: each layer has its own."""
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
@@ -280,7 +281,7 @@ class DecoderSpec:
                 raise ModelLoadError(f"layer {layer} reads the cache of layer {sizes.cache_of}, must be an earlier one")
 
     def of_layer(self, layer: int) -> "DecoderSpec":
-        """The same with this layer's sizes."""
+        """The spec with this layer's sizes."""
         if not self.layer_sizes:
             return self
         sizes = self.layer_sizes[layer]
@@ -292,14 +293,14 @@ class DecoderSpec:
         )
 
     def num_kv_projections(self, layer: int) -> int:
-        """What a layer projects for its cache: keys and values, keys that are values too, or nothing."""
+        """Names of a layer's projections for its cache: keys and values, keys used as values too, or nothing."""
         if not self.layer_sizes:
             return 2
         sizes = self.layer_sizes[layer]
         return 0 if sizes.cache_of is not None else 1 if sizes.values_are_keys else 2
 
     def num_qkv_heads(self, layer: int) -> int:
-        """Heads that attention's first projection makes: of queries, their gates, keys and values."""
+        """Number of heads of attention's first projection: queries, their gates, keys and values."""
         num_kv_heads = self.of_layer(layer).num_kv_heads * self.num_kv_projections(layer)
         return self.num_heads * (2 if self.has_attention_gate else 1) + num_kv_heads
 
@@ -356,11 +357,11 @@ class DecoderSpec:
         return self.mixer(layer) in ("recurrent", "both")
 
     def cache_index(self, layer: int) -> int:
-        """Number of the layer whose keys and values a layer reads, among those that keep such."""
+        """Index, among layers with keys and values, of the layer whose keys and values a layer reads."""
         return sum(self.keeps_tokens(other) for other in range(self.cache_owner(layer)))
 
     def state_index(self, layer: int) -> int:
-        """Number of a layer among those that keep a recurrent state."""
+        """Index of a layer among those with a recurrent state."""
         return sum(self.is_recurrent(other) for other in range(layer))
 
     def has_feed_forward(self, layer: int) -> bool:

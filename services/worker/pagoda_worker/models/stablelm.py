@@ -1,4 +1,4 @@
-"""StableLM: Llama with layer norms, a quarter of each head rotated, and on demand both halves side by side."""
+"""StableLM: Llama with layer norms, a quarter of each head rotated, optionally parallel attention and feed-forward."""
 
 from pagoda_worker.models.hf_config import HfConfig, get, sizes
 from pagoda_worker.models.rope import max_positions, rope_spec

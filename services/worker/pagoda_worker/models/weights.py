@@ -1,4 +1,4 @@
-"""Where each parameter of the decoder core comes from in a checkpoint. Names, and no tensors of its own."""
+"""Sources of the decoder core's parameters in checkpoints. Knows names; no tensors."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,44 +13,44 @@ from pagoda_worker.models.spec import DecoderSpec, LatentSpec, MoeSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSource:
-    """One tensor of a checkpoint, and the rows of the parameter that it fills."""
+    """One tensor of a checkpoint and its target: rows of a parameter."""
 
     name: str
-    """In the checkpoint, without the optional prefix of the family."""
+    """Name in the checkpoint, without the family's optional prefix."""
     parameter: str
     """Dotted name in the Decoder."""
     row_start: int = 0
     """First row of the parameter that it fills."""
     num_rows: int | None = None
-    """Rows it fills; None is all."""
+    """Number of rows that it fills; None: all."""
     is_transposed: bool = False
-    """Stored [in, out] (GPT-2's Conv1D)."""
+    """Whether it is stored [in, out] (GPT-2's Conv1D)."""
     is_row: bool = False
-    """A vector that is one row of the parameter."""
+    """Whether it is a vector that fills one row of the parameter."""
     group_rows: tuple[int, ...] = ()
-    """Where several projections are stored group by group (each KV head's queries, key and value): the rows of each in
-    one group. They are loaded projection by projection. Empty: stored as loaded."""
+    """If several projections are stored group by group (each KV head's queries, key and value): the rows of each
+    projection in one group. They are loaded projection by projection. Empty: stored as loaded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeWeights:
-    """Parameters that are made of several tensors of a checkpoint."""
+    """Parameters that are computed from several tensors of a checkpoint."""
 
     names: tuple[str, ...]
-    """In the checkpoint, without the optional prefix of the family."""
+    """Name in the checkpoint, without the family's optional prefix."""
     parameters: tuple[str, ...]
     """Dotted names in the model."""
     make: Callable[[list[Tensor]], dict[str, Tensor]]
-    """From the tensors, in order, to whole parameters by name."""
+    """Computes whole parameters, by name, from the tensors in order."""
     pairs_rows: bool = False
-    """Rows of gate and up take turns in the checkpoint, and so in what adapters add; in the model gates are first."""
+    """Rows of gate and up alternate in the checkpoint and in adapters; in the model, gates are first."""
     is_swapped: bool = False
-    """Experts are stored [in, out], and PEFT takes the first for outputs: what it calls A has what B should."""
+    """Experts are stored [in, out], which PEFT reads as [out, in], so its A and B are swapped."""
     make_scaled: Callable[[list[Tensor]], dict[str, ScaledMatrix]] | None = None
-    """The same as small floats with scales, where that is how they are stored."""
+    """The same as small floats with scales, if they are stored so."""
 
     def within(self, prefix: str) -> "MadeWeights":
-        """The same for a model that has these parameters under a prefix."""
+        """The same source for a model that has these parameters under a prefix."""
 
         def make(tensors: list[Tensor]) -> dict[str, Tensor]:
             return {prefix + name: value for name, value in self.make(tensors).items()}
@@ -75,21 +75,21 @@ class WeightNames:
 
     sources: list[WeightSource]
     prefixes: tuple[str, ...]
-    """Prefixes that a checkpoint may or may not have before these names; the first is written by transformers."""
+    """Optional prefixes of these names in a checkpoint; the first is transformers'."""
     lm_head: str = "lm_head"
     """Name of the head, which has no prefix."""
     ignored: tuple[re.Pattern[str], ...] = ()
-    """Tensors that may be there and mean nothing."""
+    """Tensors that are ignored."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Names under which tensors may be stored instead: tied weights have two."""
+    """Alternative names of tensors: tied weights have two."""
     module_names: Mapping[str, str] = field(default_factory=dict)
-    """Where transformers' modules have other names than tensors: theirs, which adapters have and tensors
-    may have instead, to those of `sources`."""
+    """Names of transformers' modules, if they differ from tensors', to the names in `sources`; adapters use the former,
+    and tensors may."""
     made: tuple[MadeWeights, ...] = ()
-    """Several entries for the same parameters are alternatives; a checkpoint has one of them."""
+    """Several entries for the same parameters are alternatives, of which a checkpoint has one."""
 
     def within(self, prefix: str) -> "WeightNames":
-        """The same for a model that has these parameters under a prefix."""
+        """The same source for a model that has these parameters under a prefix."""
         return replace(
             self,
             sources=[replace(source, parameter=prefix + source.parameter) for source in self.sources],
@@ -111,9 +111,9 @@ class TensorNames:
     )
     """By DecoderSpec.block_norms."""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """One name: the three are stored as one."""
+    """One name: the three are stored as one tensor."""
     is_qkv_grouped: bool = False
-    """If they are one: stored KV head by KV head."""
+    """If they are one tensor: whether it is stored KV head by KV head."""
     o_proj: str = "self_attn.o_proj"
     latent_q: str = "self_attn.q_proj"
     """Projection of the hidden state; latent_q_b projects a latent, which latent_q_a makes."""
@@ -123,21 +123,21 @@ class TensorNames:
     latent_kv_a: str = "self_attn.kv_a_proj_with_mqa"
     latent_kv_norm: str = "self_attn.kv_a_layernorm"
     latent_kv_b: str = "self_attn.kv_b_proj"
-    """Head by head, the rows of its key and of its value."""
+    """Stored head by head, with the rows of its key and of its value."""
     sinks: str = "self_attn.sinks"
     linear_attention: str = "self_attn.linear_attn"
-    """A matrix in place of attention; linear_mlp: in place of a feed-forward."""
+    """A matrix instead of attention; linear_mlp: instead of a feed-forward."""
     linear_mlp: str = "mlp.linear_mlp"
     recurrent: str = "linear_attn"
     conv: str = "conv1d"
     """Prefix of the recurrent part."""
     delta_net_in: tuple[str, ...] = ("in_proj_qkvz",)
-    """One name: key head by key head."""
+    """One name: stored key head by key head."""
     delta_net_beta: tuple[str, ...] = ("in_proj_ba",)
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """One name: stored as one, or there is no gate."""
+    """One name: stored as one tensor, or there is no gate."""
     down_proj: str = "mlp.down_proj"
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
@@ -152,12 +152,12 @@ class TensorNames:
     norm: str = "norm"
     lm_head: str = "lm_head"
     is_transposed: bool = False
-    """Projections are stored [in, out]."""
+    """Whether projections are stored [in, out]."""
     ignored: tuple[re.Pattern[str], ...] = (re.compile(r"rotary_emb\.inv_freq$"),)
 
 
 def weight_names(spec: DecoderSpec, names: TensorNames) -> WeightNames:
-    """All tensors of a checkpoint, whatever its options."""
+    """All tensors of a checkpoint, for any options."""
     writer = _Writer(spec, names)
     writer.tensor(names.embed_tokens + ".weight", "embed_tokens.weight")
     if spec.has_embedding_norm:
@@ -217,7 +217,7 @@ class _Writer:
         rows: Sequence[int] = (),
         group_rows: tuple[int, ...] = (),
     ) -> None:
-        """One projection, or several of `rows` rows each, one after the other."""
+        """Add one projection, or several stacked ones of `rows` rows each."""
         for kind in ("weight", "bias") if bias else ("weight",):
             start = 0
             for index, name in enumerate(names):
@@ -268,7 +268,7 @@ class _Writer:
             self._alt_up(name, parameter)
 
     def _beside(self, name: str, parameter: str, moe: MoeSpec) -> None:
-        """What experts beside a feed-forward have besides."""
+        """Add the additional parameters of experts next to a feed-forward."""
         if moe.is_beside:
             self.tensor(f"{name}.router.scale", f"{parameter}.router_scale")
             self.tensor(f"{name}.router.per_expert_scale", f"{parameter}.expert_scale")

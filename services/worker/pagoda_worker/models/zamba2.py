@@ -72,7 +72,8 @@ def zamba2_spec(config: HfConfig) -> DecoderSpec:
 
 
 def zamba2_weights(spec: DecoderSpec) -> WeightNames:
-    """All tensors: those of a block stand in the first layer that has it, its adapters of all layers too."""
+    """All tensors: those of a shared block are stored with the first layer that has it, with the adapters of all
+    layers."""
     shared = spec.shared_blocks
     assert shared is not None, "Zamba2 shares blocks"
     recurrent: Mixer = "recurrent"
@@ -95,7 +96,7 @@ def zamba2_weights(spec: DecoderSpec) -> WeightNames:
 
 
 def _within_decoder(source: WeightSource, attending: list[int]) -> WeightSource:
-    """Layers with a block have their Mamba-2 one level down."""
+    """Layers with a block have their Mamba-2 one level deeper."""
     parts = source.name.split(".")
     if parts[0] != "layers" or int(parts[1]) not in attending:
         return source
@@ -103,7 +104,7 @@ def _within_decoder(source: WeightSource, attending: list[int]) -> WeightSource:
 
 
 def _block(spec: DecoderSpec, place: str, ours: str) -> list[WeightSource]:
-    """What layers have in common."""
+    """The shared block."""
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     whole = {
         "input_layernorm.weight": "attention_norm.weight",
@@ -127,7 +128,7 @@ def _block(spec: DecoderSpec, place: str, ours: str) -> list[WeightSource]:
 
 
 def _adapters(shared: SharedBlocksSpec, place: str, ours: str, number: int) -> list[WeightSource]:
-    """What one layer adds to the block's matrices. `number`: the layer's among those with a block."""
+    """One layer's additions to the block's matrices. `number`: index of the layer among those with a block."""
     stored = {f"feed_forward.gate_up_proj_adapter_list.{number}": "mlp_adapter"}
     if shared.adapts_attention:
         stored |= {

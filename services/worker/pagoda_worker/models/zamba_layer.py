@@ -1,5 +1,5 @@
-"""One layer of Zamba2: Mamba-2, and in some layers a block of attention and feed-forward before it, whose matrices
-several layers have in common. Knows tensors; no requests."""
+"""One layer of Zamba2: Mamba-2, and in some layers a preceding block of attention and feed-forward, whose matrices
+several layers share. Knows tensors; no requests."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 class Narrow(nn.Module):
-    """right(left(x)), of a small width between: what one layer adds to a matrix of several."""
+    """right(left(x)) with a small width between: a layer's own addition to a shared matrix."""
 
     def __init__(self, *, in_features: int, rank: int, out_features: int, prefix: str = "") -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SharedBlock(nn.Module):
                 matrix.takes_adapters = False  # of several layers
 
     def share(self, first: "SharedBlock") -> None:
-        """Have another layer's matrices and norms, but for what is each layer's own."""
+        """Share another layer's matrices and norms, except each layer's own ones."""
         self.attention_norm, self.mlp_norm, self.mlp = first.attention_norm, first.mlp_norm, first.mlp
         self.attention.qkv_proj, self.attention.o_proj = first.attention.qkv_proj, first.attention.o_proj
 
@@ -87,7 +87,7 @@ class ZambaLayer(nn.Module):
 
 
 def share_blocks(layers: nn.ModuleList, num_blocks: int) -> None:
-    """Have every so many blocks the same matrices."""
+    """Tie the matrices of alternating blocks."""
     blocks = [layer.block for layer in layers if isinstance(layer, ZambaLayer) and layer.block is not None]
     for number, block in enumerate(blocks[num_blocks:]):
         block.share(blocks[number % num_blocks])

@@ -1,1 +1,1 @@
-"""Ranks that hold one model together, and what goes between them. No gRPC."""
+"""Tensor parallelism: ranks that hold one model together, and their connections. No gRPC."""

@@ -1,7 +1,7 @@
-"""How ranks know each other: connections on which both sides have proved that they know the group's secret.
+"""Connections between ranks, on which both sides have proved that they know the group's secret.
 
-Knows sockets; no tensors. Rank 0 makes the secret, and the others get it with its address in InitDevice, so those who
-may call a worker decide who is a rank.
+Knows sockets; no tensors. Rank 0 makes the secret, and the others get it with the address in InitDevice, so callers
+with access to workers decide who is a rank.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ MAGIC = b"pagoda-1"
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES + RANK_BYTES
 WELCOME = b"\x01"
 HANDSHAKE_TIMEOUT_S = 5.0
-"""Before a connection without a proof is closed."""
+"""Seconds before a connection without a proof is closed."""
 MAX_UNPROVED = 64
-"""Connections without a proof that are open at once; the oldest is closed for a newer one."""
+"""Maximum number of open connections without a proof; the oldest is closed for a newer one."""
 
 
 def new_secret() -> bytes:
-    """For one start of one group."""
+    """A secret for one start of one group."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
@@ -36,10 +36,10 @@ def _proof(secret: bytes, *, side: bytes, nonces: bytes, caller: int, listener: 
 
 
 def dial(host: str, port: int, *, secret: bytes, rank: int, to_rank: int, timeout_s: float) -> socket.socket:
-    """A connection from `rank` to `to_rank`, which has let it in; its timeout is `timeout_s`.
+    """An accepted connection from `rank` to `to_rank`, with the timeout `timeout_s`.
 
     Raises:
-        OSError: no one listens there, another program does, or the other side does not know the secret.
+        OSError: nothing or another program listens there, or the other side does not know the secret.
     """
     connection = socket.create_connection((host, port), timeout=timeout_s)
     try:
@@ -62,7 +62,7 @@ def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
     """The next bytes of a connection.
 
     Raises:
-        OSError: it ended, or its timeout has passed.
+        OSError: the connection ended, or its timeout has passed.
     """
     content = bytearray(num_bytes)
     receive_into(connection, memoryview(content))
@@ -70,7 +70,7 @@ def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """As `receive_exactly`, as many as fit into `target`."""
+    """As `receive_exactly`, filling `target`."""
     while len(target):
         count = connection.recv_into(target)
         if not count:
@@ -80,24 +80,24 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
 
 @dataclass(slots=True)
 class _Unproved:
-    """A connection of anyone."""
+    """A connection that has not proved itself."""
 
     connection: socket.socket
     deadline_s: float
     received: bytearray = field(default_factory=bytearray)
     nonces: bytes = b""
-    """Empty until its hello is there."""
+    """Empty until its hello has arrived."""
     rank: int = -1
 
 
 class Listener:
-    """Lets other ranks in. Strangers get one of MAX_UNPROVED places for some seconds, and block no one. One caller."""
+    """Accepts other ranks. Strangers get one of MAX_UNPROVED places for some seconds, and block nothing. One caller."""
 
     def __init__(self, *, host: str, secret: bytes, rank: int, world_size: int) -> None:
         """Listen on an interface of this machine, at a free port.
 
         Raises:
-            OSError: `host` is none.
+            OSError: `host` is not an address of this machine.
         """
         self._secret = secret
         self._rank = rank
@@ -118,7 +118,7 @@ class Listener:
         self._selector.register(self._socket, selectors.EVENT_READ, None)
 
     def accept(self, timeout_s: float) -> dict[int, socket.socket]:
-        """Ranks that have come, at most `timeout_s` later; their connections block."""
+        """Ranks that have connected within `timeout_s`; their connections are blocking."""
         come: dict[int, socket.socket] = {}
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
@@ -131,7 +131,7 @@ class Listener:
         return come
 
     def close(self) -> None:
-        """Let no one in any more."""
+        """Accept no more connections."""
         for each in list(self._unproved):
             self._drop(each)
         self._selector.close()
@@ -182,7 +182,7 @@ class Listener:
         return None
 
     def _greet(self, each: _Unproved) -> bool:
-        """Answer a hello; False if it is none."""
+        """Answer a hello; False if it is not one."""
         hello = bytes(each.received)
         rank = int.from_bytes(hello[-RANK_BYTES:], "little")
         if not hello.startswith(MAGIC) or not 0 <= rank < self._world_size or rank == self._rank:
@@ -199,6 +199,6 @@ class Listener:
 
 
 def close_quietly(connection: socket.socket) -> None:
-    """From any thread: end a connection; what waits for it fails."""
+    """End a connection, from any thread; operations that wait for it fail."""
     with contextlib.suppress(OSError):  # the other side was first
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""LeaderStore: what NCCL's ranks must know to find each other, over the connections of `peers`. Knows torch's Store."""
+"""LeaderStore: a torch Store over the connections of `peers`, by which NCCL's ranks find each other."""
 
 import struct
 from datetime import timedelta
@@ -11,9 +11,9 @@ KEY_SIZE = struct.Struct("<I")
 
 
 class LeaderStore(Store):
-    """What rank 0 sets before `finish`, every rank gets. The ranks do nothing else with `peers` until then.
+    """Every rank gets what rank 0 sets before `finish`; until then the ranks must not use `peers` otherwise.
 
-    A process group sets its unique id here, which only ranks may know: it lets its holder join.
+    A process group sets its unique id here, which only ranks may know, because it allows joining.
     """
 
     def __init__(self, peers: Peers, *, is_leader: bool) -> None:
@@ -24,7 +24,7 @@ class LeaderStore(Store):
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Rank 0 tells it the others; what others set stays with them."""
+        """Set a value; rank 0 sends it to the others, those of other ranks stay local."""
         self._values[key] = content = value.encode() if isinstance(value, str) else bytes(value)
         if self._is_leader and not self._is_finished:
             name = key.encode()
@@ -42,16 +42,16 @@ class LeaderStore(Store):
         return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all of them are there."""
+        """Wait until all keys are set."""
         for key in keys:
             self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of them are there."""
+        """Whether all keys are set."""
         return all(key in self._values for key in keys)
 
     def finish(self) -> None:
-        """The process group is connected. What is set from now on stays here."""
+        """The process group is connected: values set later stay local."""
         if self._is_leader:
             self._peers.tell(b"")
         while not self._is_finished and not self._is_leader:

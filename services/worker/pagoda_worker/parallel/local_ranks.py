@@ -1,4 +1,4 @@
-"""The ranks of a group that one command starts: a process each, kept running. Knows flags; no torch, no gRPC."""
+"""Starts the ranks of a group as processes, and keeps them running. Knows flags; no torch, no gRPC."""
 
 import argparse
 import asyncio
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 STOP_MARGIN_S = 10.0
-"""Time beyond its drain timeout before a rank is killed."""
+"""Seconds beyond its drain timeout before a rank is killed."""
 
 
 def rank_host(args: argparse.Namespace) -> str | None:
-    """Where ranks reach each other: on loopback if all are started here; None is where the scheduler reaches them."""
+    """Host at which ranks reach each other: loopback if all start here; None: as the scheduler reaches them."""
     own: str | None = args.rank_host
     if own is None and args.tensor_parallel_size == args.world_size > 1:
         return LOOPBACK
@@ -32,10 +32,10 @@ def rank_host(args: argparse.Namespace) -> str | None:
 def rank_services(
     args: argparse.Namespace, *, security: SecurityConfig, observability: ObservabilityConfig
 ) -> tuple[Service, ...]:
-    """One service a rank, rank-0, rank-1, ...: `args.rank` is the first of them.
+    """One service per rank, rank-0, rank-1, ...: `args.rank` is the first.
 
-    Each has a device of its own; ports of gRPC and metrics count on from those of the first. Several share the cores of
-    a CPU, unless `args.threads` says how many threads each has.
+    Each has its own device; ports of gRPC and metrics are consecutive. They divide the cores of a CPU, unless
+    `args.threads` sets the threads of each.
     """
     count: int = args.tensor_parallel_size
     threads = args.threads or max(1, len(os.sched_getaffinity(0)) // count)
@@ -62,11 +62,11 @@ def rank_services(
 
 
 async def run_ranks(services: tuple[Service, ...], stopped: asyncio.Event, *, with_names: bool) -> int:
-    """Keep `services` running until `stopped`, then end them; the exit code. One that dies is started again, and the
-    others keep their weights.
+    """Keep `services` running until `stopped`, then end them; returns the exit code. A rank that dies is restarted, and
+    the others keep their weights.
 
     Args:
-        with_names: begin each line that a rank prints with its name. Not for JSON.
+        with_names: prefix each line of a rank with its name. Not for JSON.
     """
 
     def output(name: str, line: str) -> None:

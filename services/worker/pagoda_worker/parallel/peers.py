@@ -1,7 +1,7 @@
-"""Peers: one TCP connection between any two ranks, for tensors on the host. Knows tensors and sockets; no model.
+"""Peers: a TCP connection between each two ranks, for tensors on the host. Knows tensors and sockets; no model.
 
-A sum of [1, 192] floats of two ranks takes 33 us this way and 1.8 ms with gloo (two processes on two cores, beside a
-matrix product): gloo hands every message through three threads.
+A sum of [1, 192] floats of two ranks takes 33 us this way and 1.8 ms with gloo (two processes on two cores, during a
+matrix product), because gloo passes every message through three threads.
 """
 
 import socket
@@ -17,10 +17,11 @@ from torch import Tensor
 from pagoda_worker.parallel.handshake import Listener, close_quietly, dial, receive_exactly, receive_into
 
 CHUNK_BYTES = 64 * 1024
-"""Sent before as much is received: it fits into the sender's buffer, so ranks that both send do not block."""
+"""Bytes sent before as many are received: they fit the sender's buffer, so two sending ranks do not block.
+"""
 BUFFER_BYTES = 4 * CHUNK_BYTES
 MAX_DIRECT_BYTES = 1024 * 1024
-"""A rank sends so much at most to add a tensor up whole; above, each rank adds up a part, and fewer bytes move."""
+"""Maximum bytes that a rank sends to sum a whole tensor; above, each rank sums a part, which moves fewer bytes."""
 MAX_TOLD_BYTES = 64 * 1024
 SIZE = struct.Struct("<I")
 DIAL_TIMEOUT_S = 5.0
@@ -29,7 +30,7 @@ ACCEPT_S = 0.01
 
 
 class Peers:
-    """The other ranks. One caller at a time, but for `close`."""
+    """The other ranks. One caller at a time, except for `close`."""
 
     def __init__(
         self, *, rank: int, world_size: int, secret: bytes, listener: Listener, check: Callable[[str], None]
@@ -37,8 +38,8 @@ class Peers:
         """
         Args:
             secret: of the group.
-            listener: where ranks above this one come.
-            check: called with what is waited for, again and again; raises an OSError to give up.
+            listener: accepts the ranks above this one.
+            check: called repeatedly with the operation that waits; raises an OSError to give up.
         """
         self._rank = rank
         self._world_size = world_size
@@ -49,15 +50,15 @@ class Peers:
         self._senders: ThreadPoolExecutor | None = None
 
     def connect(self, leader: tuple[str, int], *, meet_timeout_s: float, timeout_s: float) -> None:
-        """Connect to all ranks: they come to rank 0, which tells them where the others listen.
+        """Connect to all ranks: they connect to rank 0, which sends them the addresses of the others.
 
         Args:
             leader: host and port of rank 0's listener.
-            meet_timeout_s: for the others, once they are there, to say where they are.
+            meet_timeout_s: for connected ranks to send their addresses.
             timeout_s: for every later operation.
 
         Raises:
-            OSError: one of them did not come, or has gone.
+            OSError: a rank did not connect, or has disconnected.
         """
         if self._rank == 0:
             self._await(range(1, self._world_size), meet_timeout_s)
@@ -99,17 +100,17 @@ class Peers:
             self._check(", ".join(f"rank {rank}" for rank in absent))
 
     def close(self) -> None:
-        """From any thread: end the connections; an operation that waits fails, here and there."""
+        """End the connections, from any thread; waiting operations fail on both sides."""
         for peer in list(self._sockets.values()):
             close_quietly(peer)
 
     def tell(self, content: bytes) -> None:
-        """Rank 0's words to every other rank, which must `hear`."""
+        """Send bytes from rank 0 to every other rank, which must call `hear`."""
         for rank in self._sockets:
             self._tell_to(rank, content)
 
     def hear(self) -> bytes:
-        """What rank 0 tells."""
+        """The bytes that rank 0 sends."""
         return self._hear_from(0)
 
     def _tell_to(self, rank: int, content: bytes) -> None:
@@ -118,14 +119,14 @@ class Peers:
     def _hear_from(self, rank: int) -> bytes:
         (size,) = SIZE.unpack(receive_exactly(self._sockets[rank], SIZE.size))
         if size > MAX_TOLD_BYTES:
-            raise ConnectionError(f"rank {rank} tells {size} bytes, must be at most {MAX_TOLD_BYTES}")
+            raise ConnectionError(f"rank {rank} sends {size} bytes, must be at most {MAX_TOLD_BYTES}")
         return receive_exactly(self._sockets[rank], size)
 
     def all_reduce(self, x: Tensor) -> None:
         """The sum over all ranks of a contiguous tensor, in place. All get the same bits.
 
         Raises:
-            OSError: a rank has gone, or did not come in time; so of the other operations.
+            OSError: a rank has disconnected, or was too late; the other operations raise the same.
         """
         if x.nbytes * (self._world_size - 1) <= MAX_DIRECT_BYTES:
             self._add_whole(x)
@@ -133,7 +134,7 @@ class Peers:
             self._add_parts(x)
 
     def _add_whole(self, x: Tensor) -> None:
-        """Every rank gets all of the others', and adds up in the order of ranks."""
+        """Every rank gets all tensors, and sums them in the order of ranks."""
         parts = {rank: x if rank == self._rank else torch.empty_like(x) for rank in range(self._world_size)}
         mine = _bytes(x)
         self._exchange(
@@ -142,7 +143,7 @@ class Peers:
         x.copy_(_sum(parts))
 
     def _add_parts(self, x: Tensor) -> None:
-        """Every rank adds up its own part of the elements, and sends it to the others."""
+        """Every rank sums its part of the elements, and sends it to the others."""
         flat = x.view(-1)
         size = -(-len(flat) // self._world_size)
         own = {rank: flat[rank * size : (rank + 1) * size] for rank in range(self._world_size)}
@@ -153,7 +154,7 @@ class Peers:
         self._exchange_much(dict.fromkeys(self._sockets, _bytes(own[self._rank])), outgoing)
 
     def _exchange_much(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> None:
-        """Send on threads what is received here: fewer waits than chunk by chunk, where there is much."""
+        """Send on threads while receiving here, which waits less often than sending by chunks, for large tensors."""
         if self._senders is None:
             self._senders = ThreadPoolExecutor(self._world_size - 1, thread_name_prefix="send")
         sending = [self._senders.submit(peer.sendall, outgoing[rank]) for rank, peer in self._sockets.items()]
@@ -163,7 +164,7 @@ class Peers:
             each.result()
 
     def _exchange(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview], num_bytes: int) -> None:
-        """Send and receive at most `num_bytes` to and from each, chunk by chunk on all ranks alike."""
+        """Send and receive at most `num_bytes` to and from each rank, in the same chunks on all ranks."""
         for begin, end in pairwise([*range(0, num_bytes, CHUNK_BYTES), num_bytes]):
             for rank, peer in self._sockets.items():
                 if chunk := outgoing[rank][begin:end]:
@@ -180,7 +181,7 @@ class Peers:
             receive_into(self._sockets[0], _bytes(x))
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """On rank 0 every rank's tensor, of the same shape, in order; nothing on the others."""
+        """On rank 0 every rank's tensor, of the same shape, in order; None on the others."""
         if self._rank:
             self._sockets[0].sendall(_bytes(x))
             return []
@@ -196,7 +197,7 @@ def _bytes(x: Tensor) -> memoryview:
 
 
 def _sum(parts: dict[int, Tensor]) -> Tensor:
-    """Of all ranks' tensors in their order; 16-bit ones are rounded once."""
+    """The sum of all ranks' tensors in order; 16-bit ones are rounded once."""
     total = parts[0].float() if len(parts) > 2 else parts[0]
     for rank in range(1, len(parts)):
         total = total + parts[rank]

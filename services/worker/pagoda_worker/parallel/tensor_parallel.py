@@ -1,6 +1,6 @@
-"""TensorParallel: the ranks that hold one model together, and the sums and copies that go between them.
+"""TensorParallel: sums and copies between the ranks that hold one model together.
 
-Knows tensors and torch's process groups; no model, no messages. NCCL moves what is on a CUDA device, `peers` what is on
+Knows tensors and torch's process groups; no model, no messages. NCCL moves tensors of CUDA devices, `peers` those of
 the host.
 """
 
@@ -23,9 +23,9 @@ from pagoda_worker.parallel.peers import Peers
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 60.0
-"""For all ranks to come to rank 0."""
+"""Seconds for all ranks to connect to rank 0."""
 OPERATION_TIMEOUT_S = 300.0
-"""For a rank to come to a sum: another one's kernels may be compiled in its first step."""
+"""Seconds for a rank to join a sum: another rank may compile kernels in its first step."""
 
 Connection = TypeVar("Connection")
 
@@ -33,14 +33,14 @@ Connection = TypeVar("Connection")
 class TensorParallel:
     """One rank and its connections to the others, which are made for every start of the group.
 
-    Every rank must call the same operations in the same order. One caller at a time, but for `abandon`.
+    Every rank must call the same operations in the same order. One caller at a time, except for `abandon`.
     """
 
     def __init__(self, *, rank: int = 0, world_size: int = 1, host: str = "127.0.0.1") -> None:
-        """`host`: where the other ranks reach this one; a name or address of an interface of this machine.
+        """`host`: name or address of this machine's interface at which other ranks reach it.
 
         Raises:
-            ConfigError: there is no such rank.
+            ConfigError: the rank is not below the world size.
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank is {rank}, must be below world_size, {world_size}", field="rank")
@@ -48,22 +48,22 @@ class TensorParallel:
         self.world_size = world_size
         self._host = host
         self._address: tuple[str, int] | None = None
-        """Where rank 0 listens."""
+        """Rank 0's listener."""
         self._secret = b""
-        """Of this start of the group."""
+        """Secret of this start of the group."""
         self._listener: Listener | None = None
         self._peers: Peers | None = None
         self._is_connected = False
         self._nccl: Any = None
-        """Process group; None where there is no CUDA."""
+        """Process group; None without CUDA."""
         self._store: LeaderStore | None = None
-        """Kept as long as the process group: torch calls its methods."""
+        """Kept as long as the process group, because torch calls its methods."""
         self._is_abandoned = threading.Event()
 
     @property
     def address(self) -> str:
-        """Where the other ranks meet rank 0, and the secret by which they are known, host:port#secret. Empty of other
-        ranks, and without any. For calls between services alone, which need a service token or a certificate."""
+        """Rank 0's address for the other ranks, and the secret that identifies them: host:port#secret. Empty on other
+        ranks, and for a single rank. Only for calls between services, which need a service token or a certificate."""
         if not self.is_leader or self._address is None:
             return ""
         return "{}:{}#{}".format(*self._address, self._secret.hex())
@@ -74,15 +74,15 @@ class TensorParallel:
         return self.rank == 0
 
     def part(self, total: int) -> range:
-        """This rank's part of `total` columns or rows: equal ones, but for the last."""
+        """This rank's part of `total` columns or rows; all parts are equal except the last."""
         size = -(-total // self.world_size)
         return range(min(self.rank * size, total), min((self.rank + 1) * size, total))
 
     def open(self) -> None:
-        """The leader's side: let go of earlier connections and listen at a new `address`, with a new secret.
+        """The leader's side: close earlier connections and listen at a new `address`, with a new secret.
 
         Raises:
-            ConfigError: `host` is no address of this machine.
+            ConfigError: `host` is not an address of this machine.
         """
         self.close()
         self._is_abandoned.clear()
@@ -91,7 +91,7 @@ class TensorParallel:
         self._address = self._host, self._listener.port
 
     def invite(self, address: str) -> None:
-        """The other ranks' side: let go of earlier connections; `connect` goes to this host:port#secret."""
+        """The other ranks' side: close earlier connections; `connect` will use this host:port#secret."""
         self.close()
         self._is_abandoned.clear()
         place, _, secret = address.partition("#")
@@ -103,22 +103,22 @@ class TensorParallel:
             return Listener(host=self._host, secret=self._secret, rank=self.rank, world_size=self.world_size)
         except OSError as error:
             raise ConfigError(
-                f"ranks of a group must reach each other: {self._host!r} is no address of this machine ({error}); set "
-                "--advertise-address",
+                f"ranks of a group must reach each other: {self._host!r} is not an address of this machine "
+                f"({error}); set --advertise-address",
                 field="advertise_address",
             ) from error
 
     def connect(self, device: torch.device) -> None:
-        """Meet the other ranks; returns when all are there. Nothing for one rank, or when they are there already.
+        """Connect to the other ranks; returns when all are connected. No-op for a single rank, or if already connected.
 
         Raises:
-            NotReady: one of them did not come, or `abandon` was called.
-            StaleEpoch: rank 0 has not said where it is.
+            NotReady: a rank did not connect, or `abandon` was called.
+            StaleEpoch: rank 0's address is not known.
         """
         if self.world_size == 1 or self._is_connected:
             return
         if self._address is None:
-            raise StaleEpoch("the ranks have no meeting place: call InitDevice first")
+            raise StaleEpoch("rank 0's address is not known: call InitDevice first")
         if not self._secret:
             raise NotReady(f"rank 0 gave rank {self.rank} no secret: all ranks of a group must have the same version")
         try:
@@ -159,13 +159,13 @@ class TensorParallel:
             raise TimeoutError(f"{absent} did not come")
 
     def abandon(self) -> None:
-        """From any thread: let a `connect` or a sum that waits fail soon."""
+        """Make a waiting `connect` or sum fail soon, from any thread."""
         self._is_abandoned.set()
         if self._peers is not None:
             self._peers.close()
 
     def close(self) -> None:
-        """Let go of the other ranks: what they wait for from this one fails."""
+        """Disconnect from the other ranks: their waiting operations fail."""
         if self._nccl is not None:
             self._nccl.abort()
         if self._peers is not None:

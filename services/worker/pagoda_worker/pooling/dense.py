@@ -1,4 +1,4 @@
-"""The matrices that sentence-transformers puts after a pooling, and the heads of bge-m3. Knows tensors and files."""
+"""Dense layers of sentence-transformers after pooling, and the heads of bge-m3. Knows tensors and files."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pagoda_worker.pooling.pooling_files import DenseFile
 
 
 class Dense:
-    """One of them, in float32."""
+    """One layer, in float32."""
 
     def __init__(self, *, weight: Tensor, bias: Tensor | None, activation: str = "", is_norm: bool = False) -> None:
         """`weight`: [out, in], or [size] of a layer norm."""
@@ -22,12 +22,12 @@ class Dense:
 
     @property
     def out_features(self) -> int:
-        """Values that it gives."""
+        """Output size."""
         return int(self.weight.shape[0])
 
     @property
     def in_features(self) -> int:
-        """Values that it takes."""
+        """Input size."""
         return int(self.weight.shape[-1])
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Dense:
         return functions[self._activation](y) if self._activation else y
 
     def to(self, device: torch.device) -> "Dense":
-        """The same on a device."""
+        """A copy on a device."""
         self.weight = self.weight.to(device)
         self.bias = None if self.bias is None else self.bias.to(device)
         return self
@@ -48,7 +48,7 @@ class Dense:
 def load_dense(file: DenseFile) -> Dense:
     """
     Raises:
-        ModelLoadError: its weights are not there, cannot be read or have the wrong names.
+        ModelLoadError: its weights are missing, unreadable or have the wrong names.
     """
     tensors = read_tensors(file.directory / "model.safetensors", file.directory / "pytorch_model.bin")
     prefix = "norm." if file.is_norm else "linear."
@@ -62,7 +62,7 @@ def read_tensors(path: Path, pickled: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or of a file pickled by torch, from which only tensors are read.
 
     Raises:
-        ModelLoadError: neither is there, or it cannot be read.
+        ModelLoadError: both are missing, or the file cannot be read.
     """
     try:
         if path.is_file():

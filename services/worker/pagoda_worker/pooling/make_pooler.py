@@ -1,4 +1,4 @@
-"""Makes the pooler of a model, of its checkpoint's files and of what the operator says. Reads files."""
+"""Makes the pooler of a model from its checkpoint's files and the operator's options. Reads files."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def make_pooler(
 ) -> Pooler:
     """
     Raises:
-        ModelLoadError: the files ask for what the model does not give.
+        ModelLoadError: the files ask for something that the model does not provide.
     """
     heads = model if isinstance(model, PoolingHeads) else None
     denses = [load_dense(file).to(device) for file in files.denses]
@@ -82,7 +82,7 @@ def make_pooler(
 
 
 def needs_weight_files(checkpoint: HfConfig) -> bool:
-    """Whether tensors of the checkpoint beside the model's own are pooled with."""
+    """Whether the checkpoint has pooling tensors besides the model's own."""
     return bool(checkpoint.get("classifier_from_token")) or any(
         name in TOKEN_VECTORS for name in architectures_of(checkpoint)
     )
@@ -122,7 +122,7 @@ def _poolings(
 
 
 def _activation(checkpoint: HfConfig, num_labels: int) -> str:
-    """As CrossEncoder of sentence-transformers and pipelines of transformers choose it."""
+    """The activation, chosen like CrossEncoder of sentence-transformers and transformers' pipelines."""
     stated = checkpoint.get("sentence_transformers")
     name = stated.get("activation_fn") if isinstance(stated, dict) else None
     name = str(name or checkpoint.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
@@ -154,7 +154,7 @@ def _matryoshka(checkpoint: HfConfig) -> tuple[int, ...] | None:
 
 
 def _classifier(checkpoint: HfConfig, directory: Path, weight_files: Sequence[Path]) -> Dense | None:
-    """A head made of the rows of tokens in the matrix that generates: of two tokens, the second's less the first's.
+    """A head from rows of tokens in the language model head: for two tokens, the second's row less the first's.
 
     Source: Qwen3-Reranker, and vLLM's classifier_from_token.
     """
@@ -183,7 +183,7 @@ def _token_id(token: Any, directory: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"classifier_from_token needs {directory}/tokenizer.json: {error}") from error
     if not isinstance(found, int):
-        raise ModelLoadError(f"classifier_from_token has {str(token)[:60]!r}, which is no token")
+        raise ModelLoadError(f"classifier_from_token has {str(token)[:60]!r}, which is not a token")
     return found
 
 
@@ -200,7 +200,7 @@ def _rows(ids: list[int], files: Sequence[Path], *, tied: bool) -> torch.Tensor:
 
 
 def _token_matrix(checkpoint: HfConfig, weight_files: Sequence[Path], *, has_dense: bool) -> Dense | None:
-    """The matrix that shortens the vectors of tokens (ColBERT); None: a Dense of modules.json does."""
+    """The matrix that shortens token vectors (ColBERT); None if a Dense of modules.json does."""
     name = next(TOKEN_VECTORS[name] for name in architectures_of(checkpoint) if name in TOKEN_VECTORS)
     for path in weight_files:
         with safe_open(path, framework="pt") as file:
@@ -212,7 +212,7 @@ def _token_matrix(checkpoint: HfConfig, weight_files: Sequence[Path], *, has_den
 
 
 def _bge_m3(directory: Path) -> tuple[Dense | None, Dense | None]:
-    """The heads for lexical weights and for vectors of tokens, if they are there."""
+    """The heads for lexical weights and token vectors, if the checkpoint has them."""
     found: list[Dense | None] = []
     for name, activation in (("sparse_linear", "relu"), ("colbert_linear", "")):
         path, pickled = directory / f"{name}.safetensors", directory / f"{name}.pt"

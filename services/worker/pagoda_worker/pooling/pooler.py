@@ -1,4 +1,5 @@
-"""Pooler: vectors, labels and scores out of a step's hidden states. Knows a model's heads; no requests and no steps."""
+"""Pooler: computes vectors, labels and scores from a step's hidden states. Knows a model's heads; no requests, no
+steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ class Heads(Protocol):
     """The pooling of a model's hidden states."""
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """[n, size], one vector a text, to [n, num_labels] float32 logits."""
+        """[n, size], one vector per text, to [n, num_labels] float32 logits."""
 
     def classify_tokens(self, hidden: Tensor) -> Tensor:
-        """[n, size], one vector a token, to [n, num_labels or vocab_size] float32 logits."""
+        """[n, size], one vector per token, to [n, num_labels or vocab_size] float32 logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,7 @@ class PoolerSpec:
     tasks: tuple[PoolingTask, ...]
     """Pooling tasks, the default first."""
     unserved_tasks: tuple[PoolingTask, ...] = ()
-    """Those that the pooler config leaves out."""
+    """Tasks that the pooler config leaves out."""
     poolings: tuple[PoolingType, ...] = ("last",)
     normalizes: bool = True
     """Unless a request says otherwise."""
@@ -40,25 +41,25 @@ class PoolerSpec:
     uses_activation: bool = True
     """Unless a request says otherwise."""
     is_sparse: bool = False
-    """An embedding is weights of the vocabulary."""
+    """Whether an embedding consists of weights of the vocabulary."""
     sparse_sums: bool = False
     dimensions: int | None = None
-    """Values that embeddings are shortened to unless a request says otherwise."""
+    """Length to which embeddings are shortened unless a request says otherwise."""
     step_tag_id: int | None = None
     """For token_classify: the token whose values are returned."""
     returned_token_ids: tuple[int, ...] = ()
     """For token_classify: the columns that are returned."""
     lexical_ends: tuple[int | None, int | None] = (None, None)
-    """Tokens that have no lexical weight where a text begins or ends with them."""
+    """Tokens without a lexical weight at the beginning or end of a text."""
     num_values: int = 0
-    """Number of values of an embedding."""
+    """Length of an embedding."""
     labels: tuple[str, ...] = ()
     matryoshka: tuple[int, ...] | None = None
     """Lengths to which embeddings may be shortened; empty: any length; None: not at all."""
 
 
 class Pooler:
-    """One model's."""
+    """The pooler of one model."""
 
     def __init__(
         self,
@@ -72,11 +73,11 @@ class Pooler:
     ) -> None:
         """
         Args:
-            heads: the model's own; None: it has none.
-            denses: after the pooling, or on each token.
-            classifier: in place of the model's head.
-            token_dense: of token_embed, in place of `denses` (bge-m3).
-            lexical: of token_classify: one weight a token (bge-m3).
+            heads: of the model; None if it has none.
+            denses: applied after pooling, or to each token.
+            classifier: replaces the model's head.
+            token_dense: replaces `denses` for token_embed (bge-m3).
+            lexical: for token_classify: one weight per token (bge-m3).
         """
         self.spec = spec
         self._heads = heads
@@ -89,10 +90,10 @@ class Pooler:
         """The result of each sequence, float32 on the device.
 
         Args:
-            hidden: [num_tokens, size], the sequences one after the other; those of all tokens where a task needs them.
+            hidden: [num_tokens, size], packed sequences, with all tokens if a task needs them.
             ids: [num_tokens] int64.
             starts: first token of each sequence, then the number of tokens.
-            params: one a sequence.
+            params: one per sequence.
         """
         tasks = [self.task_of(one) for one in params]
         results: dict[int, Tensor] = {}
@@ -169,7 +170,7 @@ class Pooler:
         return weights.sum(0) if self.spec.sparse_sums else weights.amax(0)
 
     def _finished(self, values: Tensor, params: PoolingParams) -> Tensor:
-        """[..., size] cut and normalised."""
+        """[..., size] shortened and normalised."""
         size = params.dimensions or self.spec.dimensions
         values = values if size is None else values[..., :size]
         normalizes = params.normalize if params.normalize is not None else self.spec.normalizes
@@ -183,4 +184,4 @@ class Pooler:
 
 
 LAST_TOKEN = PoolerSpec(tasks=("embed",))
-"""Pooling of a generative model without other settings in its files."""
+"""Default pooling of a generative model."""

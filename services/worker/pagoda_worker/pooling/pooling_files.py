@@ -1,4 +1,4 @@
-"""The pooling in a checkpoint's sentence-transformers files. Knows files; no tensors and no models."""
+"""Reads pooling options from a checkpoint's sentence-transformers files. Knows files; no tensors and no models."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _POOLINGS: dict[str, PoolingType] = {
     "weightedmean": "weightedmean",
     "lasttoken": "last",
 }
-"""From the names in Pooling's config.json."""
+"""Pooling methods by their names in Pooling's config.json."""
 _ACTIVATIONS = {"": "", "Identity": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 _WIDE_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -28,13 +28,13 @@ SUPPORTED = "Transformer, Pooling, Dense, Normalize, MLMTransformer, SpladePooli
 
 @dataclass(frozen=True, slots=True)
 class DenseFile:
-    """A matrix after the pooling, or before the normalisation of tokens."""
+    """A dense layer after pooling, or before the normalisation of tokens."""
 
     directory: Path
     activation: str
     """Empty: none; else tanh, relu, gelu or silu."""
     is_norm: bool = False
-    """A layer norm instead of a matrix."""
+    """Whether it is a layer norm instead of a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,26 +42,26 @@ class PoolingFiles:
     """The pooling of a checkpoint's files; defaults are for missing files."""
 
     has_modules: bool = False
-    """There is a modules.json."""
+    """Whether there is a modules.json."""
     poolings: tuple[PoolingType, ...] = ()
-    """Their results stand one after the other; empty: not said."""
+    """Pooling methods, whose results are concatenated; empty: not given."""
     has_pooling: bool = False
-    """modules.json has a Pooling; without one, tokens keep their vectors (ColBERT)."""
+    """Whether modules.json has a Pooling; without one, tokens keep their vectors (ColBERT)."""
     denses: tuple[DenseFile, ...] = ()
     normalizes: bool = True
     is_sparse: bool = False
-    """A weight for each entry of the vocabulary is asked for (SPLADE)."""
+    """Whether the result is a weight for each entry of the vocabulary (SPLADE)."""
     sparse_sums: bool = False
-    """Sum of the tokens' weights instead of the largest."""
+    """Whether tokens' weights are summed instead of taking the maximum."""
     max_seq_length: int | None = None
-    """Tokens to which sentence-transformers cuts a text."""
+    """Number of tokens to which sentence-transformers truncates a text."""
 
 
 NO_FILES = PoolingFiles()
 
 
 def read_pooling_files(directory: Path) -> PoolingFiles:
-    """The files beside a checkpoint.
+    """Read the files of a checkpoint.
 
     Raises:
         ModelLoadError: a file cannot be read, or asks for a module or a pooling that is not supported.
@@ -104,7 +104,7 @@ def read_pooling_files(directory: Path) -> PoolingFiles:
 
 
 def _poolings(config: Any, path: str) -> tuple[PoolingType, ...]:
-    """Those that are switched on, of either form: names, or a switch each."""
+    """The enabled pooling methods, in either form: names, or a boolean each."""
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path}/config.json must hold a JSON object")
     if config.get("include_prompt") is False:

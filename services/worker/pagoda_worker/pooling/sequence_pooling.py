@@ -1,4 +1,4 @@
-"""From the hidden states of packed sequences to one vector each. Tensors alone."""
+"""Pools the hidden states of packed sequences to one vector each. Knows only tensors."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from pagoda_common.config.pooler_config import PoolingType
 
 
 def pool_sequences(hidden: Tensor, starts: Sequence[int], poolings: Sequence[PoolingType]) -> Tensor:
-    """One vector for each sequence: those of several poolings one after the other.
+    """One vector for each sequence; the results of several poolings are concatenated.
 
     Args:
-        hidden: [num_tokens, size] float32, the sequences one after the other.
+        hidden: [num_tokens, size] float32, packed sequences.
         starts: first token of each sequence, then the number of tokens.
 
     Returns:

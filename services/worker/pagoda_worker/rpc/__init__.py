@@ -1,1 +1,1 @@
-"""The worker's service and registration: messages to domain types and back. Knows no tensors."""
+"""The worker's gRPC service and registration: convert messages to domain types and back. Knows no tensors."""

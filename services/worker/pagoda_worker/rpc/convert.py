@@ -1,4 +1,4 @@
-"""Messages of pagoda.v1.Worker to domain types and back. Pure functions."""
+"""Converts messages of pagoda.v1.Worker to domain types and back. Pure functions."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -44,7 +44,7 @@ from pagoda_worker.steps.step import (
 
 
 def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
-    """The part of the engine's configuration that a worker knows; the rest keeps its defaults.
+    """The part of the engine's configuration that a worker uses; the rest keeps its defaults.
 
     Raises:
         ConfigError: a value is out of its bounds; `field` names it.
@@ -122,7 +122,7 @@ _CACHE_KINDS: dict[CacheKind, types_pb2.CacheKind] = {
 
 
 def model_facts_to_proto(facts: ModelFacts, groups: Sequence[CacheGroup] = ()) -> types_pb2.ModelInfo:
-    """ModelInfo as every service shows it. `groups`: what its layers keep; none where all keep every token."""
+    """ModelInfo for all services. `groups`: of its layers by kept data; empty if all keep every token."""
     return types_pb2.ModelInfo(
         model=facts.model,
         architecture=facts.architecture,
@@ -150,10 +150,10 @@ def model_facts_to_proto(facts: ModelFacts, groups: Sequence[CacheGroup] = ()) -
 
 
 def step_input_from_proto(message: worker_pb2.ExecuteModelRequest, *, arrived_ns: int = 0) -> StepInput:
-    """One step. A new request that cannot be read is rejected alone.
+    """One step. A new request that cannot be read is rejected by itself.
 
     Raises:
-        InvalidRequest: a column has a fraction of an entry.
+        InvalidRequest: a column's length is not a multiple of its entries'.
     """
     new_requests, rejected = [], []
     for new in message.new_requests:

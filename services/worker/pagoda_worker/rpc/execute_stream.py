@@ -1,7 +1,7 @@
 """ExecuteStream: the answers of one Execute stream, in order, while its requests are still being read.
 
-Plain callbacks in place of tasks, queues and semaphores: this is Python that runs beside every step, and each turn of
-the event loop takes the interpreter from the thread that computes.
+Uses plain callbacks instead of tasks, queues and semaphores, because this code runs during every step, and each turn of
+the event loop takes the interpreter from the computing thread.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ class StepAnswer:
 
     @property
     def is_there(self) -> bool:
-        """Whether `result` has something to say."""
+        """Whether `result` would return or raise."""
         return self._message is not None or self._error is not None
 
     def give(self, message: worker_pb2.SamplerOutput) -> None:
-        """The step is done."""
+        """Set the step's message."""
         self._message = message
         self._tell()
 
     def fail(self, error: BaseException) -> None:
-        """The step has failed."""
+        """Set the step's failure."""
         self._error = error
         self._tell()
 
@@ -43,17 +43,17 @@ class StepAnswer:
             listener()
 
     def when_there(self, listener: Callable[[], None]) -> None:
-        """Call `listener` once there is a result; at once if there is."""
+        """Call `listener` when there is a result; at once if there already is one."""
         if self.is_there:
             listener()
         else:
             self._listeners.append(listener)
 
     def result(self) -> worker_pb2.SamplerOutput:
-        """The message of a step that is done.
+        """The message of a finished step.
 
         Raises:
-            Exception: why it failed.
+            Exception: the step failed.
         """
         if self._error is not None:
             raise self._error
@@ -62,30 +62,30 @@ class StepAnswer:
 
 
 class ExecuteStream:
-    """A queue of answers that are on their way. One reader puts, one writer takes."""
+    """A queue of pending answers. One reader puts, one writer takes."""
 
     def __init__(self) -> None:
         self._answers: deque[StepAnswer] = deque()
         self._num_taken_on = 0
-        """Steps that were let in and are not written yet."""
+        """Number of accepted steps that are not written yet."""
         self._is_written = True
         self._is_ended = False
         self._writer = _Waiter()
         self._reader = _Waiter()
 
     async def has_room(self) -> None:
-        """Wait until another step may be taken on, and count it as taken on."""
+        """Wait until another step may be accepted, and count it."""
         while self._num_taken_on >= MAX_STEPS_AHEAD:
             await self._reader.wait()
         self._num_taken_on += 1
 
     def put(self, answer: StepAnswer) -> None:
-        """The next answer, now or later."""
+        """Queue the next answer, finished or not."""
         self._answers.append(answer)
         answer.when_there(self._writer.wake)
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more answers come; with an error the stream fails after those that are on their way."""
+        """No more answers follow; with an error the stream fails after the pending ones."""
         if error is not None:
             failed = StepAnswer()
             failed.fail(error)
@@ -94,10 +94,10 @@ class ExecuteStream:
         self._writer.wake()
 
     async def next(self) -> worker_pb2.SamplerOutput | None:
-        """The next answer, once it is there; None at the end. The one before counts as written.
+        """Wait for the next answer; None at the end. The one before then counts as written.
 
         Raises:
-            Exception: the step, or the stream, has failed.
+            Exception: the step or the stream failed.
         """
         if not self._is_written:
             self._is_written = True
@@ -112,17 +112,17 @@ class ExecuteStream:
 
 
 class _Waiter:
-    """One coroutine at a time waits; waking it twice, or waking no one, does nothing."""
+    """An event for one waiting coroutine; further `wake` calls have no effect."""
 
     def __init__(self) -> None:
         self._future: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Until the next `wake`."""
+        """Wait until the next `wake`."""
         self._future = asyncio.get_running_loop().create_future()
         await self._future
 
     def wake(self) -> None:
-        """The waiting coroutine continues."""
+        """Let the waiting coroutine continue."""
         if self._future is not None and not self._future.done():
             self._future.set_result(None)

@@ -1,4 +1,4 @@
-"""Fence and StepHistory: whose messages a worker listens to, and which step comes next. No gRPC, no tensors."""
+"""Fence and StepHistory: decide whose messages a worker accepts, and which step is next. No gRPC, no tensors."""
 
 import secrets
 from collections import OrderedDict
@@ -9,45 +9,45 @@ from pagoda_common.errors import StaleEpoch
 Answer = TypeVar("Answer")
 
 MAX_STEPS_AHEAD = 4
-"""Steps of one stream that may wait or run at once; what comes after them waits in the connection."""
+"""Maximum number of accepted steps of one stream; later ones wait in the connection."""
 NUM_KEPT_ANSWERS = MAX_STEPS_AHEAD + 4
-"""Steps whose answers are kept, those on their way included: a repeated step is answered again."""
+"""Number of steps whose answers are kept, pending ones included: a repeated step is answered again."""
 
 
 class Fence:
-    """Refuses schedulers that were replaced, and messages that were meant for an earlier life of this worker."""
+    """Refuses schedulers that were replaced, and messages for an earlier process of this worker."""
 
     def __init__(self) -> None:
         self.incarnation = secrets.randbits(64) | 1
-        """Random per process start."""
+        """Random number of this process."""
         self.session_epoch = 0
-        """Highest seen."""
+        """Highest session epoch seen."""
 
     def claim(self, session_epoch: int) -> None:
         """A scheduler takes over (InitDevice).
 
         Raises:
-            StaleEpoch: a later one has done so.
+            StaleEpoch: a later scheduler has taken over.
         """
         if session_epoch < self.session_epoch:
             raise StaleEpoch(f"session_epoch is {session_epoch}, must be at least {self.session_epoch}")
         self.session_epoch = session_epoch
 
     def check(self, session_epoch: int) -> None:
-        """The caller is the scheduler that has the worker.
+        """Check that the caller is the scheduler that has claimed the worker.
 
         Raises:
-            StaleEpoch: it is another.
+            StaleEpoch: it is another scheduler.
         """
         if session_epoch != self.session_epoch:
             hint = "" if session_epoch < self.session_epoch else ": call InitDevice first"
             raise StaleEpoch(f"session_epoch is {session_epoch}, must be {self.session_epoch}{hint}")
 
     def check_incarnation(self, incarnation: int) -> None:
-        """The message is for this process.
+        """Check that the message is for this process.
 
         Raises:
-            StaleEpoch: it is for an earlier one.
+            StaleEpoch: it is for an earlier process.
         """
         if incarnation != self.incarnation:
             raise StaleEpoch(f"worker_incarnation is {incarnation}, must be {self.incarnation}")
@@ -62,19 +62,19 @@ class StepHistory(Generic[Answer]):
 
     @property
     def last_step(self) -> int:
-        """The latest step taken on."""
+        """Number of the latest accepted step."""
         return self._last
 
     def forget(self) -> None:
-        """The next step is 1 again."""
+        """Start again with step 1."""
         self._last = 0
         self._answers.clear()
 
     def repeated(self, step: int) -> Answer | None:
-        """The answer of a step that was taken on before; None for the next step.
+        """The answer of a step that was accepted before; None for the next step.
 
         Raises:
-            StaleEpoch: it is neither.
+            StaleEpoch: the step is neither.
         """
         if step in self._answers:
             return self._answers[step]
@@ -83,7 +83,7 @@ class StepHistory(Generic[Answer]):
         return None
 
     def add(self, step: int, answer: Answer) -> None:
-        """Take on the next step."""
+        """Accept the next step."""
         assert step == self._last + 1
         self._last = step
         self._answers[step] = answer

@@ -10,10 +10,10 @@ from pagoda_worker.sampling.grammars import Grammars
 
 
 async def compiled(kept: Grammars, params: StructuredOutputsParams) -> None:
-    """Return when a sequence under `params` needs no step to wait.
+    """Return when the constraint is compiled, so that no step waits for it.
 
     Raises:
-        PagodaError: it cannot be compiled, or takes too long.
+        PagodaError: the constraint cannot be compiled, or takes too long.
     """
     while True:
         template = kept.template(params)

@@ -1,4 +1,4 @@
-"""Registration: keeps this worker announced at its scheduler, forever, whichever starts first."""
+"""Registration: keeps this worker registered at its scheduler, whichever of the two starts first."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ CAPABILITIES = ("swap", CAPABILITY, HOLD_CAPABILITY, LORA_CAPABILITY)
 """Optional features of this worker."""
 HEARTBEAT_PERIOD_S = 1.0
 RETRY_S = 0.1
-"""First pause before the next attempt; doubles up to MAX_RETRY_S."""
+"""Seconds before the next attempt; doubles up to MAX_RETRY_S."""
 MAX_RETRY_S = 0.3
 LEAVE_MARGIN_S = 2.0
-"""Time for the scheduler beyond the drain timeout to release the worker."""
+"""Seconds beyond the drain timeout for the scheduler to release the worker."""
 
 
 class Registration:
-    """One RegisterWorker stream after another."""
+    """Opens one RegisterWorker stream after another."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Registration:
     ) -> None:
         """
         Args:
-            refresh: brings the identity up to date before it is sent.
+            refresh: updates the identity before it is sent.
 
         Raises:
-            ConfigError: `security` does not allow the address, or a file of its cannot be used.
+            ConfigError: `security` does not allow the address, or one of its files cannot be used.
         """
         self._scheduler = scheduler
         self._connection = Connection(scheduler, security=security)
@@ -55,13 +55,13 @@ class Registration:
         self._leaving = asyncio.Event()
         self._timeout_s = 0.0
         self._can_leave = False
-        """There is a registration at a scheduler that can let this worker go."""
+        """Whether the worker is registered at a scheduler that can release it."""
         self._is_over = asyncio.Event()
 
     async def leave(self, timeout_s: float) -> None:
-        """Return when the scheduler has nothing on this worker any more, or `timeout_s` (and a little more) are over.
+        """Ask the scheduler to release this worker; returns when it has, or shortly after `timeout_s`.
 
-        Returns at once where no scheduler would answer.
+        Returns at once if no scheduler would answer.
         """
         if not self._can_leave:
             return
@@ -72,7 +72,7 @@ class Registration:
                 await self._is_over.wait()
 
     async def run(self) -> None:
-        """Register, stay registered, and begin again whenever the stream ends. Until cancelled, or over by `leave`."""
+        """Register, and register again whenever the stream ends, until cancelled or ended by `leave`."""
         pause, was_told = RETRY_S, False
         try:
             while not self._leaving.is_set():

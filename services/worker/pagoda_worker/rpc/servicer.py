@@ -1,4 +1,4 @@
-"""WorkerServicer: pagoda.v1.Worker over a Worker core that computes on a thread of its own."""
+"""WorkerServicer: pagoda.v1.Worker over a Worker core that computes on a separate thread."""
 
 import asyncio
 import logging
@@ -39,20 +39,20 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_S = 0.2
-"""Between two messages of LoadModel."""
+"""Seconds between two messages of LoadModel."""
 STUCK_AFTER_S = 10.0
-"""A step that runs on for so long after its scheduler has given it up will never end."""
+"""Seconds after which a step that its scheduler has given up counts as stuck."""
 EXIT_STUCK = 70
-"""Exit code (EX_SOFTWARE) of a worker that cannot compute any more."""
+"""Exit code (EX_SOFTWARE) of a worker that can no longer compute."""
 
 
 def _end_process() -> None:
-    """The supervisor starts a sound one; the stuck thread cannot be ended otherwise."""
+    """Exit, so that the supervisor starts a new process: the stuck thread cannot be ended otherwise."""
     os._exit(EXIT_STUCK)
 
 
 def _nothing() -> None:
-    """To be run on the model thread, after whatever it does."""
+    """Run on the model thread to wait for its current work."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -66,7 +66,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         on_stuck: Callable[[], None] = _end_process,
         metrics: WorkerMetrics | None = None,
     ) -> None:
-        """`set_serving` hears whether the Execute stream would be answered; `on_stuck` that a step never ends."""
+        """`set_serving`: called with whether the Execute stream would be answered; `on_stuck`: called if a step never
+        ends."""
         self.fence = Fence()
         self._worker = worker
         self._set_serving = set_serving
@@ -84,18 +85,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     @property
     def last_step(self) -> int:
-        """Latest step taken on."""
+        """Number of the latest accepted step."""
         return self._history.last_step
 
     def describe_weights(self, identity: scheduler_pb2.WorkerIdentity) -> None:
-        """Tell a scheduler, which may be new, what its predecessor has asked for."""
+        """Add to the identity what an earlier scheduler has ordered, for a new one."""
         identity.sleep_level = self._worker.sleep_level
         identity.ClearField("weights")
         if self._worker.weights is not None:
             identity.weights.CopyFrom(weights_source_to_proto(self._worker.weights))
 
     async def close(self) -> None:
-        """Let the step that runs end; a load that runs is given up."""
+        """Wait for the running step; abandon a running load."""
         self._is_closed = True
         self._worker.parallel.abandon()
         for thread in (self._reader, self._lora_reader, self._thread):
@@ -149,7 +150,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def LoadModel(
         self, request: worker_pb2.LoadModelRequest, context: Any
     ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
-        """Load the weights, unless they are there. A second caller follows the load that is under way."""
+        """Load the weights, unless already loaded. A second caller follows the running load."""
         self.fence.check(request.session_epoch)
         if self._load is None or self._load.done():
             self._loaded_bytes = (0, 0)
@@ -160,7 +161,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         yield self._all_loaded()
 
     async def _follow(self, work: asyncio.Future[Any]) -> AsyncIterator[worker_pb2.LoadModelProgress]:
-        """What `_on_progress` hears until `work` is done."""
+        """Progress reports until `work` is done."""
         while not work.done():
             await asyncio.wait({work}, timeout=PROGRESS_PERIOD_S)
             if not work.done():
@@ -190,7 +191,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def DetermineNumAvailableBlocks(
         self, request: worker_pb2.DetermineNumAvailableBlocksRequest, context: Any
     ) -> worker_pb2.DetermineNumAvailableBlocksResponse:
-        """How many KV-cache blocks fit. What the cache holds is given up for the measurement."""
+        """The number of KV-cache blocks that fit. The measurement drops the current cache."""
         self.fence.check(request.session_epoch)
         await self._set_serving(False)
         blocks = await self._on_model_thread(self._worker.determine_num_available_blocks)
@@ -226,7 +227,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.ExecuteModelRequest], context: Any
     ) -> AsyncIterator[worker_pb2.SamplerOutput]:
-        """The hot path: steps are read while others run, and answers leave in order."""
+        """The hot path: steps are read while others run, and answers are sent in order."""
         stream = ExecuteStream()
         self._replace_stream(stream, "a newer Execute stream took over")
         reader = asyncio.create_task(self._read(request_iterator, stream))
@@ -261,11 +262,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return answer.result()
 
     def _take_on(self, request: worker_pb2.ExecuteModelRequest) -> StepAnswer:
-        """The answer of a step, which may not be there yet.
+        """The answer of a step, which may still be pending.
 
         Raises:
             StaleEpoch: the message is from another scheduler, for another process, or out of turn.
-            InvalidRequest: it cannot be read; the step counts as not taken on.
+            InvalidRequest: the message cannot be read; the step is not accepted.
         """
         self.fence.check(request.session_epoch)
         self.fence.check_incarnation(request.worker_incarnation)
@@ -313,7 +314,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._metrics.observe(step, output)
 
     async def Sleep(self, request: worker_pb2.WorkerSleepRequest, context: Any) -> worker_pb2.WorkerSleepResponse:
-        """Give memory away."""
+        """Put the worker to sleep, which frees memory."""
         self._check(request.session_epoch, request.worker_incarnation)
         if request.level not in (1, 2):
             raise InvalidRequest(f"level is {request.level}, must be 1 or 2", field="level")
@@ -323,7 +324,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.WorkerSleepResponse(freed_bytes=freed)
 
     async def WakeUp(self, request: worker_pb2.WorkerWakeUpRequest, context: Any) -> worker_pb2.WorkerWakeUpResponse:
-        """Bring the weights back."""
+        """Wake the worker up."""
         self._check(request.session_epoch, request.worker_incarnation)
         started = time.monotonic()
         await self._on_model_thread(lambda: self._worker.wake_up(weights_only=request.weights_only))
@@ -332,7 +333,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def PrepareWeights(
         self, request: worker_pb2.PrepareWeightsRequest, context: Any
     ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
-        """Read other weights beside the steps."""
+        """Read other weights concurrently with steps."""
         self._check(request.session_epoch, request.worker_incarnation)
         source = weights_source_from_proto(request.weights) if request.HasField("weights") else None
         async for progress in self._prepare(source):
@@ -352,7 +353,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def ReloadWeights(
         self, request: worker_pb2.WorkerReloadWeightsRequest, context: Any
     ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
-        """Change over to other weights."""
+        """Change to other weights."""
         self._check(request.session_epoch, request.worker_incarnation)
         source = weights_source_from_proto(request.weights)
         if not self._worker.has_prepared(source):
@@ -366,7 +367,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def HoldConstraint(
         self, request: worker_pb2.HoldConstraintRequest, context: Any
     ) -> AsyncIterator[worker_pb2.HoldConstraintResponse]:
-        """Compile a constraint beside the steps, and keep it for as long as the caller listens."""
+        """Compile a constraint concurrently with steps, and keep it until the caller ends the call."""
         self._check(request.session_epoch, request.worker_incarnation)
         params = structured_outputs_from_proto(request.structured_output)
         kept = self._worker.grammars
@@ -376,7 +377,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await asyncio.Event().wait()  # until the call is cancelled
 
     async def AddLora(self, request: worker_pb2.WorkerAddLoraRequest, context: Any) -> worker_pb2.WorkerAddLoraResponse:
-        """Read an adapter beside the steps."""
+        """Load an adapter concurrently with steps."""
         store = self._adapters(request.session_epoch, request.worker_incarnation)
         if request.number < 1:
             raise InvalidRequest(f"number is {request.number}, must be at least 1", field="number")
@@ -388,13 +389,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def RemoveLora(
         self, request: worker_pb2.WorkerRemoveLoraRequest, context: Any
     ) -> worker_pb2.WorkerRemoveLoraResponse:
-        """Forget an adapter."""
+        """Drop an adapter."""
         store = self._adapters(request.session_epoch, request.worker_incarnation)
         await self._on_model_thread(store.remove, request.number)
         return worker_pb2.WorkerRemoveLoraResponse()
 
     async def PinLora(self, request: worker_pb2.WorkerPinLoraRequest, context: Any) -> worker_pb2.WorkerPinLoraResponse:
-        """Keep an adapter on the device, or not."""
+        """Pin an adapter on the device, or unpin it."""
         store = self._adapters(request.session_epoch, request.worker_incarnation)
         store.pin(request.number, is_pinned=request.is_pinned)
         return worker_pb2.WorkerPinLoraResponse()
@@ -425,7 +426,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self.fence.check_incarnation(worker_incarnation)
 
     async def _end_serving(self, reason: str) -> None:
-        """The step that runs is the last one until InitializeCache."""
+        """Accept no further steps until InitializeCache."""
         self._replace_stream(None, reason)
         await self._set_serving(False)
         await self._wait_for_step()
@@ -446,6 +447,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
 
 def _hear(answer: asyncio.Future[Any]) -> None:
-    """A failure that no one waits for any more is no news."""
+    """Consume a failure that nothing waits for."""
     if not answer.cancelled():
         answer.exception()

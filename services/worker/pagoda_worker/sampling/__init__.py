@@ -1,1 +1,1 @@
-"""Logits to tokens: rules, constraints, log probabilities, drafts. No gRPC, no model."""
+"""Sampling: from logits to tokens, with rules, constraints, log probabilities and drafts. No gRPC, no model."""

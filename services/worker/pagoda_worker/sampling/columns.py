@@ -1,4 +1,4 @@
-"""Arrays that grow: slot-indexed columns, and slot-indexed lists of different lengths, padded."""
+"""Growing arrays: slot-indexed columns, and padded slot-indexed lists of different lengths."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def grown(array: npt.NDArray[Any], shape: tuple[int, ...], *, fill: Any = 0) -> 
 
 
 class RaggedColumn:
-    """One list per slot, rows padded with `fill`; memory appears when the first slot has a list."""
+    """One list per slot, rows padded with `fill`; memory is allocated with the first list."""
 
     def __init__(self, *, dtype: Any, fill: int = 0) -> None:
         self._fill = fill

@@ -1,4 +1,4 @@
-"""Drafter: guesses the next tokens of sequences by prompt lookup, fewer where guesses fail. Knows logs; no tensors."""
+"""Drafter: drafts the next tokens of sequences by prompt lookup, fewer if drafts fail. Knows logs; no tensors."""
 
 import numpy as np
 
@@ -7,18 +7,18 @@ from pagoda_worker.sampling.ngram_index import NgramIndex
 from pagoda_worker.steps.step import IntArray, TokenArray
 
 FIRST_PAUSE = 8
-"""Tokens without a draft after one of a single token was wrong; doubles with every such failure in a row."""
+"""Number of tokens without a draft after a single-token draft was wrong; doubles with every such failure in a row."""
 MAX_PAUSE = 128
 
 
 class Drafter:
-    """Drafts for all slots, and how well each slot's drafts do.
+    """Makes drafts for all slots, and adapts their length per slot.
 
-    A draft has what followed the last tokens where they stood before (a loop goes round: its own draft is its
-    continuation). A sequence begins with drafts of num_speculative_tokens; one that is wrong from its first token on
-    halves the next, and after a wrong one of a single token there is none for FIRST_PAUSE tokens, then for twice as
-    many, up to MAX_PAUSE. One that is right for a tokens makes the next at least 2 a long, and pauses short again.
-    Source: prompt lookup decoding, Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding).
+    A draft copies the tokens that followed an earlier occurrence of the last tokens (in a loop the draft continues
+    itself). A sequence begins with drafts of num_speculative_tokens. A draft whose first token is wrong halves the next
+    one; after a wrong draft of a single token there are no drafts for FIRST_PAUSE tokens, then for twice as many, up to
+    MAX_PAUSE. A draft with `a` accepted tokens makes the next at least 2 `a` long, and resets the pause. Source: prompt
+    lookup decoding, Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding).
     """
 
     def __init__(self, *, config: SpeculativeConfig, max_num_seqs: int) -> None:
@@ -29,10 +29,10 @@ class Drafter:
         self._pause = np.full(max_num_seqs, FIRST_PAUSE, dtype=np.int64)
         """[slots] length of the next pause."""
         self._resume_at = np.zeros(max_num_seqs, dtype=np.int64)
-        """[slots] num_tokens from which on there are drafts."""
+        """[slots] num_tokens from which drafts are made."""
 
     def forget(self, slot: int) -> None:
-        """Another sequence has the slot."""
+        """Reset a slot for another sequence."""
         self._index.forget(slot)
         self._limit[slot] = self._most
         self._pause[slot] = FIRST_PAUSE
@@ -44,10 +44,10 @@ class Drafter:
         """[n] tokens of each draft, and [n, longest] the drafts.
 
         Args:
-            slots: [n], each once.
+            slots: [n], without duplicates.
             tokens: [slots, tokens] the logs.
             num_tokens: [n] tokens of each.
-            most: [n] bounds.
+            most: [n] maximum draft tokens.
         """
         lengths = np.minimum(most, self._limit[slots])
         lengths[num_tokens < self._resume_at[slots]] = 0
@@ -65,7 +65,8 @@ class Drafter:
         return lengths, drafts
 
     def judge(self, slots: IntArray, num_draft: IntArray, num_accepted: IntArray, num_tokens: IntArray) -> None:
-        """Learn from drafts. [n] each: slots with one, its tokens, how many were right, and the log's tokens now."""
+        """Adapt to results of drafts. [n] each: slots, draft tokens, accepted tokens, and the log's current number of
+        tokens."""
         is_wrong = num_accepted == 0
         right, wrong = slots[~is_wrong], slots[is_wrong]
         grown = np.maximum(self._limit[right], 2 * num_accepted[~is_wrong])

@@ -1,4 +1,4 @@
-"""Grammars: the compiled constraints of a model, made on threads of their own and kept for the next request."""
+"""Grammars: compiles the constraints of a model on separate threads, and keeps them for later requests."""
 
 import logging
 import os
@@ -21,27 +21,28 @@ from pagoda_common.text.tokenizer_files import TokenizerFiles, find_tokenizer_fi
 logger = logging.getLogger(__name__)
 
 MAX_KEPT = 32
-"""Compiled constraints that are remembered, besides those that are held, until the worker rests."""
+"""Maximum number of cached compiled constraints, besides held ones, while the worker is busy."""
 MAX_KEPT_BYTES = 128 * 1024
-"""Their size before they were compiled; compiled they take up to 600 times as much."""
+"""Maximum total size of these before compilation; compiled ones are up to 600 times as large."""
 MAX_WAIT_S = 10.0
-"""Longest time for which a constraint is compiled; then its request fails, and others continue."""
+"""Seconds after which compilation is given up: the request fails, and others continue."""
 MAX_HOLD_S = 60.0
-"""Nor does a request outside of steps: a second of processor time may take as long on a machine with much to do."""
+"""Wall-clock seconds for a constraint outside of steps: a second of processor time may take that long on a busy
+machine."""
 NUM_THREADS = 2
-"""As many constraints as a scheduler has compiled at a time."""
+"""Number of threads: as many as a scheduler's concurrent compilations."""
 NICENESS = 5
-"""Niceness of the threads: a step that needs a CPU comes first."""
+"""Niceness of the threads, so that steps get the CPU first."""
 
 Template = Future[LLMatcher]
-"""A matcher at the start of an output, to be copied, or the error that it cannot be compiled."""
+"""A matcher at the start of an output, to copy, or the compilation error."""
 
 
 class Grammars:
     """Compiles each constraint once. May be called from any thread."""
 
     def __init__(self, load_compiler: Callable[[], BoundedCompiler]) -> None:
-        """`load_compiler` is called once, when the first constraint comes."""
+        """`load_compiler` is called once, for the first constraint."""
         self._load_compiler = load_compiler
         self._is_loaded = Event()
         self._thread = _new_thread()
@@ -61,7 +62,7 @@ class Grammars:
         return self._load_compiler()
 
     def template(self, params: StructuredOutputsParams) -> Template:
-        """The matcher to copy for an output under `params`; compiled soon if it is not known yet."""
+        """The matcher to copy for an output under `params`; queued for compilation if it is not known yet."""
         key = params.grammar_key
         with self._lock:
             template = self._templates.get(key)
@@ -74,7 +75,7 @@ class Grammars:
 
     @contextmanager
     def held(self, params: StructuredOutputsParams) -> Iterator[None]:
-        """Within: the constraint is compiled or being so, and not forgotten."""
+        """Context in which the constraint is compiled (or being compiled) and not dropped."""
         key = params.grammar_key
         with self._lock:
             self._num_holders[key] += 1
@@ -89,14 +90,14 @@ class Grammars:
                 self._forget_oldest()
 
     def drop(self, params: StructuredOutputsParams) -> None:
-        """Forget a constraint that takes more memory than its size says, if it is compiled."""
+        """Drop a compiled constraint that takes more memory than its size suggests."""
         with self._lock:
             template = self._templates.get(params.grammar_key)
             if template is not None and template.done():
                 del self._templates[params.grammar_key], self._sizes[params.grammar_key]
 
     def forget(self) -> bool:
-        """Drop what is compiled and not held; whether there was anything."""
+        """Drop compiled constraints that are not held; returns whether there were any."""
         with self._lock:
             idle = [key for key, kept in self._templates.items() if kept.done() and key not in self._num_holders]
             for key in idle:
@@ -116,7 +117,7 @@ class Grammars:
         """A matcher at the start of an output, once it is compiled.
 
         Raises:
-            PagodaError: it cannot be compiled, or takes too long.
+            PagodaError: the constraint cannot be compiled, or takes too long.
         """
         while True:
             template = self.template(params)
@@ -129,7 +130,7 @@ class Grammars:
                 raise self.give_up() from None
 
     def give_up(self) -> InvalidRequest:
-        """A constraint has taken too long: what waits for its thread goes to a new one; the error to be raised."""
+        """A constraint has taken too long: move waiting ones to a new thread; returns the error to raise."""
         with self._lock:
             stuck, self._thread = self._thread, _new_thread()
         stuck.shutdown(wait=False, cancel_futures=True)
@@ -137,7 +138,7 @@ class Grammars:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether time counts: the first constraint waits for the tokenizer as well, however long that takes."""
+        """Whether the time limit applies: the first constraint also waits for the tokenizer, without a limit."""
         return self._is_loaded.is_set()
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
@@ -159,7 +160,7 @@ class Grammars:
 
 
 def _is_void(template: Template) -> bool:
-    """Whether the error is not the constraint's fault: it was never compiled, or failed for another reason."""
+    """Whether the error is not caused by the constraint: it was never compiled, or failed for another reason."""
     if not template.done():
         return False
     return template.cancelled() or isinstance(template.exception(), StaleEpoch)  # asked before there was a model
@@ -170,13 +171,13 @@ def _new_thread() -> ThreadPoolExecutor:
 
 
 def _come_last() -> None:
-    """A worker that was started with a lower priority keeps it: to raise it is forbidden."""
+    """Lower the thread's priority; a worker that already has a lower one keeps it, because raising it is forbidden."""
     thread = get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def no_compiler() -> BoundedCompiler:
-    """The compiler of a runner that serves no one."""
+    """A compiler for runners without structured outputs."""
     raise ModelLoadError("this model runner takes no structured outputs")
 
 
@@ -184,7 +185,7 @@ def load_tokenizer(model: str, *, revision: str | None) -> Tokenizer:
     """The checkpoint's tokenizer; one without tokenizer.json is converted by transformers.
 
     Raises:
-        ModelLoadError: there is none that can be read.
+        ModelLoadError: there is no readable tokenizer.
     """
     try:
         return Tokenizer.load(model, revision=revision)
@@ -203,7 +204,7 @@ def load_tokenizer(model: str, *, revision: str | None) -> Tokenizer:
 def load_compiler(
     model: str, *, revision: str | None, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> BoundedCompiler:
-    """For the outputs of a model.
+    """The grammars for a model's outputs.
 
     Raises:
         ModelLoadError: as `load_tokenizer`.

@@ -1,8 +1,8 @@
-"""Logits processors: code of others that changes logits, for those sequences whose parameters ask for it.
+"""Logits processors: user code that changes logits of sequences whose parameters ask for it.
 
 A processor is found under the entry-point group `pagoda.logits_processors`, or named with --logits-processors
-module:Class. What it does must follow from a sequence's parameters and its token log alone: after a preemption, or the
-loss of a worker, a sequence continues in another slot with its log replayed, and nothing else.
+module:Class. Its effect must depend only on a sequence's parameters and token log: after a preemption, or the loss of a
+worker, a sequence continues in another slot with only its log replayed.
 """
 
 import importlib
@@ -37,35 +37,35 @@ class LogitsProcessor(ABC):
     def is_needed(self, params: SamplingParams) -> bool:
         """Whether to process a sequence with these parameters; by default, if it has extra_args.
 
-        Sequences that do not need a processor never meet it.
+        Other sequences are never passed to the processor.
         """
         return bool(params.extra_args)
 
     def validate_params(self, params: SamplingParams) -> None:  # noqa: B027 (nothing to check is a valid answer)
-        """Check the arguments (`params.extra_args`, from vllm_xargs over HTTP) of a sequence that needs this.
+        """Check the arguments (`params.extra_args`, from vllm_xargs over HTTP) of a sequence that needs this processor.
 
         Raises:
-            ValueError: they are wrong; the client gets the message, as an invalid request.
+            ValueError: they are invalid; the client gets the message as an invalid request.
         """
 
     def update_state(self, *, added: Mapping[int, SamplingParams], removed: Sequence[int]) -> None:  # noqa: B027 (as above)
-        """Sequences that need this come and go; called between steps, and only when there are some.
+        """Add and remove sequences that need this processor; called between steps, only if there are any.
 
         Args:
-            added: parameters by slot, the small integer that names a sequence until it is removed.
+            added: parameters by slot, a small integer that identifies a sequence until it is removed.
             removed: slots; applied before `added`.
         """
 
     @abstractmethod
     def apply(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
-        """The logits that count instead.
+        """The changed logits.
 
         Args:
-            logits: [n, vocab_size] float32, one row for each sequence of the batch that needs this. May be overwritten.
-            batch: slots and token logs of the rows.
+            logits: [n, vocab_size] float32, a row for each sequence of the batch that needs this processor. May be
+            overwritten. batch: slots and token logs of the rows.
 
         Returns:
-            [n, vocab_size]; -inf where a token may not be sampled.
+            [n, vocab_size]; -inf for tokens that must not be sampled.
         """
 
 
@@ -79,7 +79,7 @@ class LogitsProcessors:
 
     @property
     def is_empty(self) -> bool:
-        """No processor is loaded."""
+        """Whether no processor is loaded."""
         return not self._processors
 
     def remove(self, slots: IntArray) -> None:
@@ -95,7 +95,7 @@ class LogitsProcessors:
                     logger.exception("logits processor %s failed", type(processor).__qualname__)
 
     def add(self, slot: int, params: SamplingParams) -> str | None:
-        """A sequence has entered a slot. Returns what is wrong with its parameters; None when nothing is."""
+        """A sequence has entered a slot. Returns an error message for invalid parameters, else None."""
         for number, processor in enumerate(self._processors):
             try:
                 if not processor.is_needed(params):
@@ -112,13 +112,13 @@ class LogitsProcessors:
         return None
 
     def has(self, slot: int) -> bool:
-        """Whether some processor is needed in a slot."""
+        """Whether any processor is needed in the slot."""
         return slot < self._is_needed.shape[1] and bool(self._is_needed[:, slot].any())
 
     def apply(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
-        """Logits after all processors; those given are not changed.
+        """Logits after all processors; the input is not changed.
 
-        A processor that raises leaves NaN in the rows that asked for it, which ends their sequences and no others.
+        A processor that raises leaves NaN in the rows that need it, which ends only their sequences.
         """
         if not self._processors:
             return logits
@@ -145,7 +145,7 @@ def load_logits_processors(names: Sequence[str], *, vocab_size: int, device: tor
     """The installed processors (by entry point), then those of `names`, each module:Class.
 
     Raises:
-        ConfigError: one cannot be loaded, or is no LogitsProcessor.
+        ConfigError: a processor cannot be loaded, or is not a LogitsProcessor.
     """
     installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
     found = [*(entry.value for entry in installed), *names]

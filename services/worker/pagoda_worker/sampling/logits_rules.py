@@ -1,4 +1,4 @@
-"""Changes of the logits that parameters ask for: masks, biases, penalties. Only rows that ask for one are touched."""
+"""LogitsRules: applies masks, biases and penalties to logits, only in rows whose parameters ask for them."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pagoda_worker.steps.step import IntArray
 
 
 class LogitsRules:
-    """The rules of all slots, with their state on the device of the logits."""
+    """The rules of all slots, with state on the logits' device."""
 
     def __init__(self, *, columns: SamplingColumns, vocab_size: int, device: torch.device) -> None:
         self._columns = columns
@@ -48,7 +48,7 @@ class LogitsRules:
         return to_device(array, self._device)
 
     def _mask_bad_words(self, logits: Tensor, rows: IntArray, batch: LogitsBatch) -> Tensor:
-        """Mask the last token of each word whose other tokens are the end of the output."""
+        """Mask the last token of each bad word whose other tokens end the output."""
         columns, slots = self._columns, batch.slots
         words = columns.bad_words[slots, : int(columns.num_bad_words[slots].max())]  # [n, W, L]
         offsets = np.arange(words.shape[2] - 1) - (words.shape[2] - 1)  # -(L - 1) … -1

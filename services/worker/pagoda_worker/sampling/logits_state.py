@@ -1,4 +1,4 @@
-"""Data of each sequence for masks and penalties, on the device: a step copies only what the last token changed."""
+"""Per-sequence state for masks and penalties on the device; a step copies only the changes of the last token."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from pagoda_worker.sampling.slot_rows import SlotRows
 from pagoda_worker.steps.step import IntArray, TokenArray
 
 NEVER = float("-inf")
-"""Logit of a token that may not be sampled."""
+"""Logit of a token that must not be sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsBatch:
-    """The rows of a batch whose logits are at hand."""
+    """The rows of a batch that are sampled."""
 
     slots: IntArray
     """[n]."""
@@ -33,7 +33,7 @@ class LogitsBatch:
     """[slots] int64 on the device: the last token of each slot, where the log has only a placeholder for it."""
 
     def rows(self, rows: IntArray) -> "LogitsBatch":
-        """Some of the rows."""
+        """A selection of the rows."""
         return LogitsBatch(
             slots=self.slots[rows],
             tokens=self.tokens,
@@ -44,7 +44,7 @@ class LogitsBatch:
 
 
 class TokenCounts:
-    """Which tokens sequences with penalties have used; counted again from the log unless just one token is missing."""
+    """Token counts of sequences with penalties; recounted from the log unless only one token is new."""
 
     def __init__(self, *, generations: IntArray, vocab_size: int, device: torch.device) -> None:
         self._rows = SlotRows(generations)
@@ -54,7 +54,7 @@ class TokenCounts:
         self._counts = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
 
     def of(self, batch: LogitsBatch) -> tuple[Tensor, Tensor]:
-        """[n, vocab_size] in_prompt and counts as `count_tokens` gives them."""
+        """[n, vocab_size] in_prompt and counts, as from `count_tokens`."""
         rows, is_new = self._rows.take(batch.slots)
         self._num_counted = grown(self._num_counted, (self._rows.size,))
         self._in_prompt = _grown(self._in_prompt, self._rows.size)
@@ -88,7 +88,7 @@ class TokenCounts:
 
 
 class BiasRows:
-    """allowed_token_ids and logit_bias of sequences that have some, as one row to add to the logits."""
+    """allowed_token_ids and logit_bias of sequences with these, as rows to add to the logits."""
 
     def __init__(self, *, columns: SamplingColumns, vocab_size: int, device: torch.device) -> None:
         self._columns = columns
@@ -96,7 +96,7 @@ class BiasRows:
         self._biases = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
 
     def of(self, slots: IntArray) -> Tensor:
-        """[n, vocab_size] what to add: -inf where a token is not allowed."""
+        """[n, vocab_size] values to add: -inf for tokens that are not allowed."""
         rows, is_new = self._rows.take(slots)
         self._biases = _grown(self._biases, self._rows.size)
         if is_new.any():

@@ -17,18 +17,18 @@ from pagoda_worker.steps.step import IntArray, LogprobColumns
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchedLogprobs:
-    """Log probabilities of rows, being copied to the host."""
+    """Log probabilities of rows that are being copied to the host."""
 
     rows: IntArray
-    """[m] those that ask."""
+    """[m] rows that request log probabilities."""
     num_entries: IntArray
-    """[m] of each, without its own token."""
+    """[m] number of entries of each row, without its own token."""
     copies: HostCopies
-    """[m, 1 + most entries] token ids and values, the row's own token first, and [m] its rank."""
+    """[m, 1 + maximum entries] token ids and values, the row's own token first, and [m] its rank."""
 
     def columns(self, is_kept: npt.NDArray[np.bool_] | None = None) -> LogprobColumns | None:
-        """Wait for them. `is_kept`: of all rows, those asking or not; the others go, and rows are counted without them.
-        None when none is left."""
+        """Wait for the result. `is_kept`: [all rows] rows to keep; the others are dropped, and rows are renumbered.
+        None if none is left."""
         all_ids, all_entries, all_ranks = self.copies.wait()
         rows, counts = self.rows, self.num_entries + 1
         is_asked = np.arange(all_ids.shape[1]) < counts[:, None]
@@ -79,16 +79,16 @@ def launch_logprobs(
     is_normalised: bool = True,
     token_mask: TokenMask | None = None,
 ) -> LaunchedLogprobs | None:
-    """Log probabilities of the rows that ask for them, waiting for nothing; None when none does.
+    """Launch log probabilities for the rows that request them, without waiting; None if none does.
 
     Args:
         logits: [n, vocab_size] float32.
-        token_ids: [n] int64 on the device: the token that each row is about.
-        num_top: [n] top entries besides it; -1 is the vocabulary, NO_LOGPROBS leaves the row out.
-        chosen: [n, k] token ids and [n] how many of them a row has: where there are some, they are its entries instead
-            of the top ones.
-        is_normalised: False gives the logits as they are.
-        token_mask: rows whose log probabilities are -inf outside of it; they are not normalised again. All of them ask.
+        token_ids: [n] int64 on the device: the row's own token.
+        num_top: [n] number of top entries besides it; -1 is the vocabulary, NO_LOGPROBS skips the row.
+        chosen: [n, k] token ids and [n] their number: if not 0, they replace the top entries.
+        is_normalised: False returns raw logits.
+        token_mask: rows whose log probabilities are -inf outside of the mask, without renormalising. All of these
+        request log probabilities.
     """
     rows = np.flatnonzero(num_top != NO_LOGPROBS)
     if not rows.size:

@@ -1,4 +1,4 @@
-"""NgramIndex: where the last tokens of each slot's log stood before. Arrays over slots, no loop over logs."""
+"""NgramIndex: finds earlier occurrences of the last tokens of each slot's log. Arrays over slots, no loop over logs."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,20 +7,21 @@ from pagoda_worker.sampling.columns import grown
 from pagoda_worker.steps.step import IntArray, TokenArray
 
 FEW_SLOTS = 4
-"""Logs that are rather searched as a whole: that is a handful of short operations each, which table look-ups are not
-before there are several logs to share them."""
+"""Number of logs up to which a full search is used: it takes a few short operations per log, and table look-ups are
+cheaper only for several logs together."""
 MAX_STEPPED = 8
-"""New tokens of a slot up to which they are entered together with those of other slots; more go in slot by slot."""
+"""Number of new tokens of a slot up to which they are entered together with other slots' tokens; more are entered slot
+by slot."""
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _WORD = 64
 
 
 class NgramIndex:
-    """For every n: a hash table of the n-grams in each slot's log, whose entries are chained, latest first.
+    """For every n: a hash table of the n-grams in each slot's log, with chained entries, latest first.
 
-    An entry is the position after the n-gram. A look-up follows the chain until the tokens themselves are equal, so it
-    finds the latest occurrence, and none that is not there. Entering a token and looking up cost the same however long
-    the log is: tables have two buckets for each column of the log. In memory this is 12 bytes a token and n.
+    An entry is the position after the n-gram. A look-up follows the chain until the tokens are equal, so it finds the
+    latest occurrence, and no false one. The cost of entering and looking up does not depend on the log's length: tables
+    have two buckets per column of the log. Memory is 12 bytes per token and n.
     """
 
     def __init__(self, *, min_n: int, max_n: int) -> None:
@@ -30,25 +31,24 @@ class NgramIndex:
         self._powers = np.array([pow(_MULTIPLIER, n, 1 << _WORD) for n in range(1, max_n + 1)], dtype=np.uint64)
         self._num_bits = 0
         self._heads = np.zeros((0, self._n.size, 0), dtype=np.int32)
-        """[slots, N, buckets] latest entry; 0 is none, as no n-gram ends before the first token."""
+        """[slots, N, buckets] latest entry; 0: none, because no n-gram ends before the first token."""
         self._links = np.zeros((0, self._n.size, 0), dtype=np.int32)
-        """[slots, N, tokens + 1] of each entry the one before it in its bucket."""
+        """[slots, N, tokens + 1] the previous entry in the bucket, for each entry."""
         self._num_entered = np.zeros(0, dtype=np.int64)
-        """[slots] entries up to this position are there."""
+        """[slots] position up to which entries exist."""
 
     def forget(self, slot: int) -> None:
-        """Another sequence has the slot."""
+        """Reset a slot for another sequence."""
         if slot < self._num_entered.size and self._num_entered[slot]:
             self._num_entered[slot] = 0
             self._heads[slot] = 0
 
     def find(self, slots: IntArray, tokens: TokenArray, num_tokens: IntArray) -> IntArray:
-        """[n] the position after the latest earlier occurrence of each log's last tokens, of as many as have one.
-
-        0 where not even the shortest n-gram has one.
+        """[n] the position after the latest earlier occurrence of the longest n-gram that ends each log. 0 if even the
+        shortest n-gram has none.
 
         Args:
-            slots: [n], each once.
+            slots: [n], without duplicates.
             tokens: [slots, tokens] the logs.
             num_tokens: [n] tokens of each.
         """
@@ -78,7 +78,7 @@ class NgramIndex:
         return result
 
     def _search(self, log: TokenArray) -> int:
-        """The same for one log, by comparing all of it."""
+        """The same for one log, by a full comparison."""
         found, ends = 0, np.flatnonzero(log[:-1] == log[-1]) + 1
         for n in range(1, int(self._n[-1]) + 1):
             if n > 1:
@@ -91,7 +91,7 @@ class NgramIndex:
         return found
 
     def _last_tokens(self, slots: IntArray, tokens: TokenArray, positions: IntArray) -> TokenArray:
-        """[n, max_n] the tokens before `positions`, latest first; anything where there are none."""
+        """[n, max_n] the tokens before `positions`, latest first; arbitrary before the first token."""
         result: TokenArray = tokens[slots[:, None], positions[:, None] - self._back]
         return result
 
@@ -103,7 +103,7 @@ class NgramIndex:
         return buckets
 
     def _enter(self, slots: IntArray, positions: IntArray, buckets: IntArray) -> npt.NDArray[np.int32]:
-        """Make entries at `positions`; [n, N] what stood first in their buckets before."""
+        """Make entries at `positions`; returns [n, N] the previous first entries of their buckets."""
         tables = slots[:, None] * self._n.size + np.arange(self._n.size)
         places = tables * self._heads.shape[2] + buckets
         heads, links = self._heads.reshape(-1), self._links.reshape(-1)
@@ -146,7 +146,7 @@ class NgramIndex:
         self._num_entered[slot] = end
 
     def _reserve(self, shape: tuple[int, ...]) -> None:
-        """Grow with the logs; with more buckets every entry is made again."""
+        """Grow with the logs; with more buckets all entries are made again."""
         num_slots, num_columns = shape
         self._num_entered = grown(self._num_entered, (num_slots,))
         num_bits = max(4, (num_columns - 1).bit_length() + 1)

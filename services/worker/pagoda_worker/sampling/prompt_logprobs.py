@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens, after a step that has computed some of them."""
+"""Log probabilities of prompt tokens, after the step that computed them."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from pagoda_worker.steps.input_batch import ForwardInputs, InputBatch
 from pagoda_worker.steps.step import IntArray, LogprobColumns, PromptLogprobs
 
 MAX_PROMPT_LOGPROB_ROWS = 256
-"""Prompt positions whose logits are held at once."""
+"""Number of prompt positions whose logits are held at once."""
 
 
 def describes_prompts(inputs: ForwardInputs, batch: InputBatch) -> bool:
-    """Whether the step computes what log probabilities of prompt tokens are asked for of."""
+    """Whether the step computes prompt tokens whose log probabilities are requested."""
     asks = batch.sampling.prompt_logprobs[inputs.slots] != NO_LOGPROBS
     if not asks.any():
         return False
@@ -34,8 +34,8 @@ def prompt_logprobs(
     """Log probabilities of the prompt tokens after those of this step.
 
     Args:
-        logits_of: [n, vocab_size] float32 of n places among the step's tokens; all ranks compute them together.
-        is_leader: False computes the logits and gives nothing.
+        logits_of: computes [n, vocab_size] float32 for n of the step's tokens; all ranks compute them together.
+        is_leader: False computes the logits and returns nothing.
     """
     asked = batch.sampling.prompt_logprobs[inputs.slots]
     if (asked == NO_LOGPROBS).all():

@@ -1,8 +1,8 @@
 """Sampler: logits to tokens, a pure function of (logits, sampling params, token log, seed, offset). No loop over rows.
 
-Order: logits processors, structured outputs, masks and biases, penalties, temperature, min-p, top-k, top-p; then a race
-among what is left, with one random number for each (seed, offset, token). So neither the batch nor a restart changes
-what is sampled.
+Order: logits processors, structured outputs, masks and biases, penalties, temperature, min-p, top-k, top-p; then a
+random choice among the remaining tokens, with one random number for each (seed, offset, token). So neither the batch
+nor a restart changes the sampled token.
 """
 
 from dataclasses import dataclass
@@ -26,33 +26,33 @@ from pagoda_worker.sampling.structured import TokenMask
 from pagoda_worker.steps.step import IntArray
 
 FILTERS = ("top_k", "top_p", "min_p")
-"""Parameters that `sample_tokens` takes under their own names; off where they have their default."""
+"""Parameters that `sample_tokens` takes by name; a default value turns them off."""
 BAD_TOKEN = -1
-"""Token id for a row without a sample: from a device to its host, and from rank 0 to the other ranks."""
+"""Token id of a row without a sample, sent from a device to its host and from rank 0 to other ranks."""
 NO_TOKEN = -2
 """Marks a row with good logits whose parameters leave no token to sample; sent from a device to its host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerOutput:
-    """One token a row."""
+    """One token per row."""
 
     token_ids: IntArray
     """[n]; 0 where the row is bad."""
     is_bad: npt.NDArray[np.bool_]
     """[n] the row has a NaN or infinite logit, or no token is left to sample."""
     processed: Tensor | None = None
-    """[n, vocab_size] the logits that were sampled from, -inf where a token could not be; only when asked for."""
+    """[n, vocab_size] the logits that were sampled from, -inf for excluded tokens; only if requested."""
 
 
 class Sampler:
-    """Samples for the rows of a batch. Holds the columns it reads, and on the device what rules derive from them."""
+    """Samples tokens for the rows of a batch. Holds the parameter columns, and derived state on the device."""
 
     def __init__(
         self, *, columns: SamplingColumns, processors: LogitsProcessors | None = None, never_waits: bool = False
     ) -> None:
-        """`never_waits`: decide nothing by what the logits are, so that an accelerator is waited for once, at the end.
-        The tokens are the same."""
+        """`never_waits`: make no decision by the logits' values, so that there is only one wait for an accelerator, at
+        the end. The tokens are the same."""
         self._columns = columns
         self._processors = processors
         self._never_waits = never_waits
@@ -72,9 +72,9 @@ class Sampler:
         Args:
             logits: [n, vocab_size] float32; not changed.
             batch: the rows; a row's output tokens so far are the new token's offset.
-            likeliest: what `argmax` gives of `logits`, where it is known.
-            token_mask: what constrained rows may sample.
-            keep_processed: give the logits that were sampled from as well.
+            likeliest: `argmax` of `logits`, if known.
+            token_mask: tokens that constrained rows may sample.
+            keep_processed: also return the logits that were sampled from.
         """
         columns, slots = self._columns, batch.slots
         given = logits
@@ -106,7 +106,7 @@ class Sampler:
         return SamplerOutput(token_ids=np.where(is_bad, 0, token_ids), is_bad=is_bad, processed=processed)
 
     def launch(self, logits: Tensor, batch: LogitsBatch, *, likeliest: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The tokens that `sample` gives, not waited for: [n] int64 on the device, BAD_TOKEN or NO_TOKEN in bad rows.
+        """The tokens of `sample` without waiting: [n] int64 on the device, BAD_TOKEN or NO_TOKEN in bad rows.
 
         Only for rows that do not need the log (`SamplingColumns.needs_log`).
         """
@@ -124,7 +124,7 @@ class Sampler:
         return sampled.masked_fill(~is_good & torch.isfinite(argmax(logits)[0]), NO_TOKEN)
 
     def _ruled(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
-        """The logits after the rules; those given if there are none."""
+        """The logits after the rules; unchanged without rules."""
         if not self._columns.has_rules[batch.slots].any():
             return logits
         if self._rules is None:
@@ -140,7 +140,7 @@ class Sampler:
         *,
         keep_processed: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """[n] `best`, but drawn tokens in the random rows; and the logits that were sampled from."""
+        """[n] `best`, with drawn tokens in random rows; and the logits that were sampled from."""
         slots = batch.slots[random_rows]
         whole = random_rows.size == batch.slots.size
         place = to_device(random_rows, logits.device)
@@ -155,7 +155,7 @@ class Sampler:
         return sampled, logits.index_copy(0, place, filter_logits(scaled, **filters))
 
     def _filters(self, slots: IntArray, device: torch.device) -> dict[str, Tensor]:
-        """The filters that some row has on."""
+        """The filters that are on in at least one row."""
         found = {name: (self._columns[name][slots], SAMPLING_FIELDS[name].default) for name in FILTERS}
         return {name: to_device(values, device) for name, (values, off) in found.items() if (values != off).any()}
 

@@ -1,4 +1,4 @@
-"""SamplingColumns: the sampling parameters of all slots, one array a parameter: a step gathers and never loops."""
+"""SamplingColumns: the sampling parameters of all slots, one array per parameter, so that steps need no loops."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from pagoda_worker.sampling.columns import RaggedColumn, grown
 from pagoda_worker.steps.step import FloatArray, IntArray
 
 NO_LOGPROBS = -2
-"""In the logprobs columns: none asked for (-1 is the vocabulary)."""
+"""Value of the logprobs columns for none requested (-1 is the vocabulary)."""
 ANY_TOKEN = -1
-"""In a bad word: fits every token (the words are padded with it on the left)."""
+"""Padding on the left of bad words, which matches every token."""
 PLAIN_COLUMNS = [row for row in SAMPLING_FIELDS.values() if row.column is not None]
 PLAIN_NAMES = [row.name for row in PLAIN_COLUMNS]
 
@@ -17,7 +17,7 @@ PLAIN_NAMES = [row.name for row in PLAIN_COLUMNS]
 class SamplingColumns:
     """Slot-indexed columns; every field has max_num_seqs entries.
 
-    The table of sampling fields says which parameters have a column of their own name, filled as they are."""
+    The table of sampling fields says which parameters have a column of their name with unchanged values."""
 
     temperature: FloatArray
     """0 is greedy."""
@@ -37,7 +37,7 @@ class SamplingColumns:
         self.logprobs = np.full(n, NO_LOGPROBS, dtype=np.int64)
         self.prompt_logprobs = np.full(n, NO_LOGPROBS, dtype=np.int64)
         self.end_token_ids = RaggedColumn(dtype=np.int64)
-        """Masked until min_tokens are there."""
+        """Tokens that are masked until min_tokens are reached."""
         self.bias_token_ids = RaggedColumn(dtype=np.int64)
         self.biases = RaggedColumn(dtype=np.float32)
         self.allowed_token_ids = RaggedColumn(dtype=np.int64)
@@ -45,18 +45,18 @@ class SamplingColumns:
         self.bad_words = np.full((0, 0, 0), ANY_TOKEN, dtype=np.int64)
         """[slots, words, longest word], padded on the left."""
         self.has_biases = np.zeros(n, dtype=np.bool_)
-        """Some of logit_bias and allowed_token_ids."""
+        """Whether the slot has logit_bias or allowed_token_ids."""
         self.has_rules = np.zeros(n, dtype=np.bool_)
-        """Anything that changes logits: biases, bad words, min_tokens, penalties."""
+        """Whether anything changes the logits: biases, bad words, min_tokens, penalties."""
         self.is_greedy = np.ones(n, dtype=np.bool_)
-        """The likeliest token is sampled, by the logits as they are, and no log probabilities are asked for."""
+        """Whether the likeliest token of the unchanged logits is sampled, without log probabilities."""
         self.needs_log = np.zeros(n, dtype=np.bool_)
-        """What is sampled takes more of the host than how many tokens there are: the tokens themselves (bad words of
-        several tokens, structured outputs, logits processors)."""
+        """Whether sampling needs the token log on the host, not only its length (bad words of several tokens,
+        structured outputs, logits processors)."""
         self.logprob_token_ids = RaggedColumn(dtype=np.int64)
         """Log probabilities of these instead of the likeliest tokens."""
         self.generations = np.zeros(n, dtype=np.int64)
-        """Grows with each sequence that enters or leaves the slot: what was derived from the one before is stale."""
+        """Increases with each sequence that enters or leaves the slot, so that derived state becomes stale."""
 
     def __getitem__(self, name: str) -> FloatArray | IntArray:
         """The column of a plain parameter."""
@@ -64,7 +64,7 @@ class SamplingColumns:
         return column
 
     def set(self, slot: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
-        """Take over a sequence's parameters; token ids outside of the vocabulary are left out."""
+        """Store a sequence's parameters; token ids outside of the vocabulary are left out."""
         self.generations[slot] += 1
         for name in PLAIN_NAMES:
             getattr(self, name)[slot] = getattr(params, name)
@@ -100,7 +100,7 @@ class SamplingColumns:
         self.has_rules[slot] = bool(self.has_biases[slot] or ends.size or words or self.has_penalties[slot])
 
     def logprob_token_ids_of(self, slots: IntArray) -> tuple[IntArray, IntArray] | None:
-        """[n, most] token ids and [n] how many there are of each; None when there are none."""
+        """[n, longest] token ids and [n] their number; None if there are none."""
         lengths = self.logprob_token_ids.lengths_of(slots)
         if not lengths.any():
             return None
@@ -123,7 +123,7 @@ class SamplingColumns:
         self.bad_words[slot] = ANY_TOKEN
 
     def clear(self, slot: int) -> None:
-        """Forget a sequence: what is rare costs nothing once no one asks for it."""
+        """Drop a sequence: rare parameters cost nothing when no sequence has them."""
         self.generations[slot] += 1
         self.temperature[slot] = 0
         self.logprobs[slot] = self.prompt_logprobs[slot] = NO_LOGPROBS

@@ -1,4 +1,4 @@
-"""SlotRows: which row of a device tensor belongs to which slot. Rows are taken when first needed. No tensors."""
+"""SlotRows: assigns rows of a device tensor to slots when first needed. No tensors."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,26 +7,26 @@ from pagoda_worker.steps.step import IntArray
 
 
 class SlotRows:
-    """Rows for those slots that need one; a row is used again once its slot holds another sequence."""
+    """Rows for slots that need one; a row is reused once its slot holds another sequence."""
 
     def __init__(self, generations: npt.NDArray[np.int64]) -> None:
-        """`generations`: [slots], changes with every sequence that enters or leaves a slot; read, never written."""
+        """`generations`: [slots], changes with every sequence that enters or leaves a slot; only read here."""
         self._generations = generations
         self._row_of: IntArray = np.full(generations.size, -1, dtype=np.int64)
         self._slot_of: IntArray = np.zeros(0, dtype=np.int64)
         self._generation_of: IntArray = np.zeros(0, dtype=np.int64)
-        """[rows] of the sequence that each row was taken for."""
+        """[rows] generation of the sequence that each row was taken for."""
 
     @property
     def size(self) -> int:
-        """Rows that a tensor needs."""
+        """Number of rows that a tensor needs."""
         return self._slot_of.size
 
     def take(self, slots: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """[n] the rows of `slots`, and [n] whether each is new: its contents belong to no one.
+        """[n] the rows of `slots`, and [n] whether each is new, with meaningless content.
 
         Args:
-            slots: [n], each once.
+            slots: [n], without duplicates.
         """
         rows = self._row_of[slots]
         is_new = rows < 0

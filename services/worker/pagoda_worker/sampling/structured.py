@@ -1,4 +1,4 @@
-"""Constraints: which tokens each constrained sequence may sample next, by slot. Knows matchers and bits; no tensors."""
+"""Constraints: masks of tokens that constrained sequences may sample. Knows matchers and bits; no tensors."""
 
 import os
 from collections import deque
@@ -30,10 +30,10 @@ class TokenMask:
     bits: npt.NDArray[np.uint8]
     """[m, bytes] token i is bit i % 8 of byte i // 8."""
     is_beam: npt.NDArray[np.bool_]
-    """[m] whether the row belongs to a beam search, which judges by what is allowed."""
+    """[m] whether the row belongs to a beam search, which scores only allowed tokens."""
 
     def of_beams(self, places: IntArray) -> "TokenMask | None":
-        """The mask of the beams among the rows at `places` (ascending), each named by its index in there."""
+        """The mask of the beams among the rows at `places` (ascending), renumbered by their index there."""
         found = np.isin(self.rows, places) & self.is_beam
         if not found.any():
             return None
@@ -43,23 +43,23 @@ class TokenMask:
 
 @dataclass(kw_only=True, slots=True)
 class ConstrainedSequence:
-    """One output and how far its constraint has come; a function of the output's tokens."""
+    """One output and the state of its constraint, a function of the output's tokens."""
 
     params: StructuredOutputsParams
     compile: Callable[[], LLMatcher]
-    """Waits for the matcher at the start of an output; raises PagodaError."""
+    """Returns the matcher at the start of an output, after waiting for it; raises PagodaError."""
     end_token_ids: frozenset[int]
-    """They are the grammar's end, and no part of it."""
+    """Tokens that end the grammar and are not part of it."""
     start_run: tuple[int, ...]
-    """Output tokens after which the constraint begins."""
+    """Number of output tokens before the constraint begins."""
     pending: list[int]
-    """Output tokens that the matcher has not seen."""
+    """Number of output tokens that the matcher has not seen."""
     is_beam: bool = False
     matcher: LLMatcher | None = None
     is_started: bool = False
     is_ended: bool = False
     problem: str | None = None
-    """Why nothing can be sampled any more."""
+    """The reason why nothing can be sampled any more."""
     recent: deque[int] = field(default_factory=deque)
 
     def catch_up(self) -> None:
@@ -87,18 +87,18 @@ class ConstrainedSequence:
             self.fail()
 
     def fail(self) -> None:
-        """The matcher is in an error state."""
+        """Note the matcher's error."""
         assert self.matcher is not None
         self.problem = f"the output cannot continue under structured_outputs: {self.matcher.get_error().strip()}"[:500]
 
 
 class Constraints:
-    """Matchers by slot. A step asks for the mask before the forward pass and takes it after it."""
+    """Matchers by slot. A step requests the mask before the forward pass and uses it afterwards."""
 
     def __init__(
         self, *, grammars: Grammars, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> None:
-        """`eos_token_ids` end the outputs of requests that ignore them as well: a grammar needs some end."""
+        """`eos_token_ids` also end outputs of requests that ignore them, because a grammar needs an end."""
         self._grammars = grammars
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -108,11 +108,11 @@ class Constraints:
 
     @property
     def is_empty(self) -> bool:
-        """No sequence is constrained."""
+        """Whether no sequence is constrained."""
         return not self._sequences
 
     def apply(self, step: StepInput, is_in_use: npt.NDArray[np.bool_]) -> None:
-        """Forget freed slots, take on new constrained sequences."""
+        """Drop freed slots, add new constrained sequences."""
         if self._sequences:
             for slot in (*step.freed_slots.tolist(), *(request.slot for request in step.new_requests)):
                 if self._sequences.pop(slot, None) is not None:
@@ -138,7 +138,7 @@ class Constraints:
         self._is_constrained[request.slot] = True
 
     def begin(self, slots: IntArray) -> Future[TokenMask] | None:
-        """The mask of the rows of `slots` on its way, computed beside the forward pass; None when no row has one."""
+        """Start computing the mask of the rows of `slots` during the forward pass; None if no row has one."""
         if not self._sequences:
             return None
         rows = np.flatnonzero(self._is_constrained[slots])
@@ -172,7 +172,7 @@ class Constraints:
         return TokenMask(rows=rows, bits=bits.view(np.uint8), is_beam=is_beam)
 
     def _fill(self, bits: Words, sequences: list[ConstrainedSequence]) -> None:
-        """The masks of those whose grammar has begun and not ended."""
+        """The masks of rows whose grammar has begun and not ended."""
         matched = []
         too_long: dict[tuple[object, ...], str] = {}
         for place, sequence in enumerate(sequences):
@@ -195,14 +195,14 @@ class Constraints:
                 bits[place] = 0
 
     def advance(self, slots: IntArray, token_ids: IntArray) -> None:
-        """Take what the rows of `slots` have sampled."""
+        """Pass the sampled tokens of the rows of `slots` to their matchers."""
         if not self._sequences:
             return
         for row in np.flatnonzero(self._is_constrained[slots]).tolist():
             self._sequences[int(slots[row])].pending.append(int(token_ids[row]))
 
     def problem_of(self, slot: int) -> str | None:
-        """Why a constrained `slot` has no token to sample; None when it is not constrained."""
+        """The reason why a constrained `slot` has no token to sample; None if it is not constrained."""
         sequence = self._sequences.get(slot)
         if sequence is None:
             return None

@@ -1,1 +1,1 @@
-"""One step of a batch, from what is scheduled to tokens, in order. No gRPC, no messages."""
+"""Runs the steps of a batch in order, from scheduled input to sampled tokens. No gRPC, no messages."""

@@ -1,4 +1,4 @@
-"""ForwardPass: the model over the rows of one step, by whichever way is the fastest. Knows no slots and no sampling."""
+"""ForwardPass: runs the model over the rows of one step, in the fastest way. Knows no slots and no sampling."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from pagoda_worker.steps.step import IntArray
 from pagoda_worker.steps.step_clock import StepClock
 
 LAYERS = "layers."
-"""Prefix of the names of modules within layers."""
+"""Prefix of the names of modules in layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +32,13 @@ class Computed:
     logits: Tensor
     """[num_rows, vocab_size] float32. The next forward pass may overwrite them."""
     likeliest: tuple[Tensor, Tensor] | None = None
-    """The result of `argmax` on the logits, if it is known."""
+    """`argmax` of the logits, if known."""
     hidden: Tensor | None = None
-    """[num_tokens, hidden_size], where it is kept."""
+    """[num_tokens, hidden_size], if kept."""
 
 
 class ForwardPass:
-    """A replayed graph, all layers in one call, or operation by operation."""
+    """Runs a replayed graph, all layers in one call, or operation by operation."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class ForwardPass:
         Args:
             states: of recurrent layers.
             decode_graphs: recorded ones, over the same model and cache.
-            attention: who computes attention in steps without a graph; None: our kernels.
-            lora: what the layers of the model ask for adapters; None: no sequence ever has one.
+            attention: chooses attention kernels in steps without a graph; None: Pagoda's kernels.
+            lora: adapter rows for the model's layers; None: sequences never have adapters.
         """
         self.decode_graphs = decode_graphs
-        """None launches every step kernel by kernel."""
+        """None: every step is launched kernel by kernel."""
         self.fused = model.fuse_layers(
             k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches, places=kv_cache.layout.places
         )
-        """None runs the layers one after the other."""
+        """None: layers run one after the other."""
         self._model = model
         self._kv_cache = kv_cache
         self._states = states
@@ -75,9 +75,9 @@ class ForwardPass:
         self._matrices: Matrices | None = None
         """Adapters that the next three attributes belong to."""
         self._places: Tensor | None = None
-        """See LayerAdapters; None: `fused` does not know all layers that they change."""
+        """See LayerAdapters; None: `fused` does not support all layers that they change."""
         self._changes_ends = False
-        """They change what comes before or after the layers."""
+        """Whether they change parts before or after the layers."""
 
     def run(
         self,
@@ -88,12 +88,12 @@ class ForwardPass:
         needs_hidden: bool = False,
         token_ids: Tensor | None = None,
     ) -> Computed:
-        """Write the step's keys and values, and give the logits of some of its tokens.
+        """Write the step's keys and values, and return the logits of some of its tokens.
 
         Args:
-            logit_rows: places among the step's tokens.
-            needs_hidden: more than these logits is wanted. Nothing but logits can be of steps with graphs.
-            token_ids: [num_tokens] int64 on the device, in place of those of the inputs.
+            logit_rows: indexes of the step's tokens.
+            needs_hidden: hidden states are needed too. Steps with graphs only give logits.
+            token_ids: [num_tokens] int64 on the device, instead of those in the inputs.
         """
         if self._lora is not None:
             self._lora.begin(inputs.adapters, inputs.num_scheduled_tokens)
@@ -126,7 +126,7 @@ class ForwardPass:
         return Computed(logits=logits, hidden=hidden)
 
     def _layer_adapters(self) -> LayerAdapters | None:
-        """Those of the step for layers in one call; None: there is no such call, or they change more than it knows."""
+        """The step's adapters for the call of all layers; None: there is no such call, or it does not support them."""
         if self._lora is None or self._lora.grouped is None or not isinstance(self.fused, DecoderLayers):
             return None
         matrices = self._lora.matrices

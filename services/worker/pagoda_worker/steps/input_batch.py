@@ -1,4 +1,4 @@
-"""InputBatch: what the worker remembers of each sequence between steps, in arrays indexed by slot. No tensors."""
+"""InputBatch: the state of each sequence between steps, in arrays indexed by slot. No tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,28 +19,28 @@ from pagoda_worker.sampling.sampling_columns import SamplingColumns
 from pagoda_worker.steps.step import NO_INTS, NULL_BLOCK, BadSlot, IntArray, NewRequest, StepInput, TokenArray
 
 FIRST_TOKENS = 1024
-"""Columns that the token log begins with."""
+"""Initial number of columns of the token log."""
 ONE_GROUP = (CacheGroup("full", ()),)
 """Every layer keeps every token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardInputs:
-    """The token rows of one step, sequences one after the other. Bad slots are left out."""
+    """The token rows of one step, packed by sequence. Bad slots are left out."""
 
     batch_rows: IntArray
-    """[num_rows] place of each row in the batch as the scheduler sent it."""
+    """[num_rows] index of each row in the scheduler's batch."""
     slots: IntArray
     """[num_rows]."""
     num_scheduled_tokens: IntArray
-    """[num_rows] query tokens of each, those of its draft included."""
+    """[num_rows] query tokens of each, draft tokens included."""
     num_draft_tokens: IntArray
-    """[num_rows] the last ones of these: guesses, which stand in the log after the known tokens."""
+    """[num_rows] draft tokens among these, which follow the known tokens in the log."""
     seq_lens: IntArray
-    """[num_rows] tokens whose KV is there after the step, those of drafts included."""
+    """[num_rows] tokens whose KV is in the cache after the step, draft tokens included."""
     block_tables: npt.NDArray[np.int32]
-    """[num_groups, num_rows, max_blocks]; only a sequence's own blocks are meaningful, and of those that left a window
-    none is read."""
+    """[num_groups, num_rows, max_blocks]; only a sequence's own blocks are meaningful, and blocks outside of a window
+    are not read."""
     input_ids: IntArray
     """[num_tokens]."""
     positions: IntArray
@@ -48,19 +48,20 @@ class ForwardInputs:
     slot_mappings: IntArray
     """[num_groups, num_tokens] block_id * block_size + offset."""
     is_sampled: npt.NDArray[np.bool_]
-    """[num_rows] the step computes the sequence's last known token."""
+    """[num_rows] whether the step computes the sequence's last known token."""
     is_plain: bool = False
-    """Every sequence of the batch is here with one token, the last known one, and without a draft."""
+    """Whether every sequence of the batch has one token, its last known one, and no draft."""
     is_greedy: bool = False
-    """It is plain, and every sequence samples the likeliest token and wants no more."""
+    """Whether the step is plain, and every sequence samples the likeliest token without further output."""
     bad_slots: list[BadSlot] = field(default_factory=list)
     pooled: IntArray = field(default_factory=lambda: NO_INTS)
-    """[num_pooled] rows that would sample, but for their embedding's sake do not: places in the columns above."""
+    """[num_pooled] pooled rows whose prompt ends in this step, so they do not sample: indexes into the columns above.
+    """
     second_texts: IntArray = field(default_factory=lambda: NO_INTS)
-    """[num_rows] first token of the second text of a pair, 0: there is none; empty: there are no pairs."""
+    """[num_rows] first token of the second text of a pair, 0 for none; empty if there are no pairs."""
 
     adapters: Sequence[Adapter | None] = ()
-    """[num_rows] of each sequence; empty: none has one."""
+    """[num_rows] adapter number of each sequence; empty if none has one."""
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
@@ -73,7 +74,7 @@ class ForwardInputs:
         return self.slot_mappings[0]  # type: ignore[no-any-return]
 
     def readable_blocks(self, row: int, groups: Sequence[CacheGroup], block_size: int) -> IntArray:
-        """Blocks that the queries of a row read, of all groups."""
+        """Ids of blocks that the queries of a row read, of all groups."""
         seq_len = int(self.seq_lens[row])
         first_token = seq_len - int(self.num_scheduled_tokens[row])
         tables = self.block_tables[:, row, : -(-seq_len // block_size)]
@@ -81,7 +82,7 @@ class ForwardInputs:
 
 
 def _readable(tables: npt.NDArray[np.int32], groups: Sequence[CacheGroup], position: int, block_size: int) -> IntArray:
-    """From block tables [num_groups, num_blocks] of one sequence, the blocks that queries from `position` on see."""
+    """The blocks that queries from `position` see, from block tables [num_groups, num_blocks] of one sequence."""
     if not groups:
         return NO_INTS
     firsts = (0 if group.window is None else max(0, position - group.window + 1) // block_size for group in groups)
@@ -104,8 +105,8 @@ class InputBatch:
     ) -> None:
         """
         Args:
-            drafter: guesses tokens where a step allows it.
-            groups: those with blocks.
+            drafter: drafts tokens if a step allows it.
+            groups: cache groups with blocks.
         """
         self._groups = tuple(groups)
         self._max_num_seqs = max_num_seqs
@@ -113,7 +114,7 @@ class InputBatch:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self.num_blocks_used = 0
-        """One more than the highest block that any sequence had."""
+        """One more than the highest block id used so far."""
         self._vocab_size = vocab_size
         rows = max_num_seqs
         self.tokens: TokenArray = np.zeros((min(rows, 64), min(self._max_tokens, FIRST_TOKENS)), dtype=np.int32)
@@ -124,23 +125,23 @@ class InputBatch:
         self.num_tokens = np.zeros(rows, dtype=np.int64)
         self.num_computed_tokens = np.zeros(rows, dtype=np.int64)
         self.num_group_blocks = np.zeros((self.block_tables.shape[0], rows), dtype=np.int64)
-        """[groups, slots], between two steps alike for all groups."""
+        """[groups, slots] number of blocks, equal for all groups between steps."""
         self.num_blocks_of: IntArray = self.num_group_blocks[0]
         """[slots]."""
         self.is_in_use = np.zeros(rows, dtype=np.bool_)
         self.takes_drafts = np.zeros(rows, dtype=np.bool_)
         self.drafter = drafter
         self._max_num_tokens = np.zeros(rows, dtype=np.int64)
-        """[slots] prompt and output at the end at the latest."""
+        """[slots] maximum number of prompt and output tokens."""
         self.poolers: dict[int, PoolingParams] = {}
-        """By slot: sequences that are there for their embedding, and sample nothing."""
+        """Pooled sequences by slot, which sample nothing."""
         self.adapters: dict[int, Adapter] = {}
-        """By slot: what sequences are computed with, where that is an adapter."""
+        """Adapters of sequences by slot."""
         self.sampling = SamplingColumns(max_num_seqs=rows, vocab_size=vocab_size)
         self._failed: dict[int, BadSlot] = {}
         self._last_slots: IntArray = np.zeros(0, dtype=np.int64)
         self._plain_size = -1
-        """Sizes of the constants for plain steps, which change with the batch."""
+        """Constants for plain steps, by batch size."""
 
     def apply(self, step: StepInput) -> None:
         """Free slots, add sequences, append blocks."""
@@ -155,7 +156,7 @@ class InputBatch:
             self._append_blocks(step.appended_slots.tolist(), step.appended_block_ids.tolist(), groups)
 
     def fail(self, slot: int, code: Code, message: str, *, field: str = "") -> BadSlot:
-        """Mark a slot as bad until it is freed or filled again; `field`: the request's at fault."""
+        """Mark a slot as bad until it is freed or filled again; `field`: the wrong field of the request."""
         bad = BadSlot(slot=slot, code=code, message=message, field=field)
         self._fail(bad)
         return bad
@@ -207,7 +208,7 @@ class InputBatch:
         self._append_blocks([slot] * len(block_ids), block_ids, groups.tolist())
 
     def adapters_of(self, slots: IntArray) -> list[Adapter | None]:
-        """[num_slots] of each; empty: none has one."""
+        """[num_slots] adapter number of each; empty if none has one."""
         if not self.adapters:
             return []
         adapters = [self.adapters.get(slot) for slot in slots.tolist()]
@@ -228,8 +229,8 @@ class InputBatch:
         return None
 
     def _append_blocks(self, slots: list[int], block_ids: list[int], groups: list[int]) -> None:
-        """Append each block to its slot in its group; a slot may occur repeatedly. Few at a time: numpy would take
-        longer."""
+        """Append each block to its slot in its group; a slot may occur repeatedly. A loop, because few blocks are
+        faster without numpy."""
         if not slots:
             return
         block_ids = [0 if block == NULL_BLOCK else block for block in block_ids]
@@ -252,14 +253,14 @@ class InputBatch:
             raise ValueError("the cache groups of a sequence have different numbers of blocks")
 
     def readable_blocks(self, slot: int) -> IntArray:
-        """Blocks that queries of a slot may read, of all groups."""
+        """Ids of blocks that queries of a slot may read, of all groups."""
         tables = self.block_tables[:, slot, : int(self.num_blocks_of[slot])]
         # The last computed token's query is one of them.
         return _readable(tables, self._groups, int(self.num_computed_tokens[slot]) - 1, self._block_size)
 
     def decode(self, step: StepInput, layers: DecoderLayers) -> IntArray | None:
-        """Compute a step whose changes are applied, if each of its sequences decodes its likeliest token and nothing
-        else is asked for: [num_seqs] tokens, which are logged. None: nothing is done."""
+        """Compute a step whose changes are applied, if each of its sequences only decodes its likeliest token:
+        [num_seqs] tokens, which are logged. None: nothing is done."""
         slots = self._last_slots if step.slots is None else step.slots
         has_more = step.num_scheduled_tokens is not None or self.drafter is not None or self._failed or self.poolers
         if has_more or not slots.size or slots.size != step.num_seqs or self.adapters_of(slots):
@@ -348,20 +349,20 @@ class InputBatch:
         return np.array(places, dtype=np.int64) if any(places) else NO_INTS
 
     def _capacity(self, slots: IntArray) -> IntArray:
-        """[num_rows] tokens that the blocks of each hold; any number where there are no blocks."""
+        """[num_rows] tokens that fit the blocks of each; unlimited if there are no blocks."""
         if not self._groups:
             return np.full(slots.size, self._max_tokens, dtype=np.int64)
         return self.num_blocks_of[slots] * self._block_size
 
     def _block_ids(self, slots: IntArray, positions: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
-        """[num_groups, num_tokens] the block of each token, and the tables; empty where there are no blocks."""
+        """[num_groups, num_tokens] the block of each token, and the tables; empty if there are no blocks."""
         if not self._groups:
             return np.zeros((0, positions.size), dtype=np.int64), self.block_tables[:0]
         block_ids = self.block_tables[:, slots, positions // self._block_size].astype(np.int64, order="C")
         return block_ids, self.block_tables
 
     def _prepare_plain(self, slots: IntArray) -> ForwardInputs | None:
-        """Most steps, in a tenth of the time; None: it is not one of these."""
+        """The inputs of a common step, in a tenth of the time; None for other steps."""
         rows = decode_rows(slots, self._columns(), block_size=self._block_size, max_tokens=self._max_tokens)
         if rows is None:
             return None
@@ -403,7 +404,7 @@ class InputBatch:
         )
 
     def _draft(self, drafter: Drafter, slots: IntArray, num_tokens: IntArray, most: IntArray) -> IntArray:
-        """Write a draft of at most `most` tokens after each log; [num_rows] tokens of each."""
+        """Write a draft of at most `most` tokens after each log; returns [num_rows] the tokens of each."""
         lengths, drafts = drafter.propose(slots, self.tokens, num_tokens, most)
         row, ahead = np.nonzero(np.arange(drafts.shape[1]) < lengths[:, None])
         if row.size:
@@ -426,16 +427,16 @@ class InputBatch:
         return BadSlot(slot=slot, code=Code.INTERNAL, message=message)
 
     def advance(self, inputs: ForwardInputs) -> None:
-        """The step's tokens are in the KV cache now. Those of drafts do not count before they are known to be right."""
+        """Note that the step's tokens are in the KV cache. Draft tokens only count once they are accepted."""
         self.num_computed_tokens[inputs.slots] = inputs.seq_lens - inputs.num_draft_tokens
 
     def append_plain(self, inputs: ForwardInputs, token_ids: IntArray) -> None:
-        """Log the sampled tokens [num_rows] of a plain step, and that its own are in the KV cache now."""
+        """Log the sampled tokens [num_rows] of a plain step, and note that its tokens are in the KV cache."""
         self.tokens = grown(self.tokens, (1, int(inputs.seq_lens.max()) + 1))
         append_rows(inputs.slots, token_ids, self._columns())
 
     def append_placeholders(self, inputs: ForwardInputs, slots: IntArray) -> None:
-        """Log a step without drafts before the tokens that `slots` sample are known: `place_tokens` puts them in."""
+        """Log placeholders for tokens that `slots` sample in a step without drafts; `place_tokens` replaces them."""
         if inputs.is_plain:
             self.append_plain(inputs, self._zeros)
         else:
@@ -443,17 +444,17 @@ class InputBatch:
             self.append_tokens(slots, np.zeros_like(slots), np.zeros_like(slots))
 
     def place_tokens(self, slots: IntArray, places: IntArray, token_ids: IntArray) -> None:
-        """Put tokens where placeholders stand in the log; [n] each."""
+        """Replace placeholders in the log by tokens; [n] each."""
         self.tokens[slots, places] = token_ids
 
     def append_tokens(self, slots: IntArray, token_ids: IntArray, ahead: IntArray) -> None:
         """Log sampled tokens.
 
         Args:
-            slots: [n] a slot's rows stand together.
+            slots: [n] a slot's rows are adjacent.
             token_ids: [n].
-            ahead: [n] place of each among its slot's new tokens, from 0 on. Of those but the last, the keys and values
-                are in the cache: they were draft tokens.
+            ahead: [n] index of each among its slot's new tokens, from 0. Keys and values of all except the last are in
+            the cache, because they were draft tokens.
         """
         if not slots.size:
             return

@@ -1,4 +1,4 @@
-"""ModelRunner: runs one step of a batch. Knows the model, the KV cache and the slots; no gRPC, no messages."""
+"""ModelRunner: runs steps of a batch. Knows the model, the KV cache and the slots; no gRPC, no messages."""
 
 from collections.abc import Callable
 
@@ -61,13 +61,13 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            pooler: makes embeddings of hidden states; None: of the last token.
+            pooler: pools hidden states; None: takes the last token.
             states: of recurrent layers.
             decode_graphs: recorded ones, over the same model and cache.
-            attention: who computes attention in steps without a graph; None: our kernels.
-            lora: what the layers of the model ask; None: no request may have an adapter.
+            attention: chooses attention kernels in steps without a graph; None: Pagoda's kernels.
+            lora: adapter rows for the model's layers; None: requests cannot have adapters.
             adapters: those that requests may have.
-            overlaps: launch a step while the one before computes; one rank of several never does.
+            overlaps: launch a step while the one before computes; never used with several ranks.
         """
         self.forward = ForwardPass(
             model=model,
@@ -110,7 +110,7 @@ class ModelRunner:
         )
         self._overlaps = overlaps and parallel.world_size == 1
         self._is_alone = not overlaps and parallel.world_size == 1
-        """Steps follow each other, and no other rank takes part."""
+        """Whether steps may overlap, and there is only one rank."""
         self._constraints = Constraints(
             grammars=grammars or Grammars(no_compiler),
             max_num_seqs=max_num_seqs,
@@ -137,28 +137,28 @@ class ModelRunner:
         return self._kv_cache.num_bytes + (0 if self._states is None else self._states.num_bytes)
 
     def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
-        """Have memory for blocks that come next. For any thread to call."""
+        """Touch memory for the next blocks. May be called from any thread."""
         self._kv_cache.memory_ahead.touch(self.input_batch.num_blocks_used, may_continue)
 
     def execute(self, step: StepInput) -> StepOutput:
         """Apply a step's changes, run the model over its batch and sample; while no step is in flight.
 
         Raises:
-            ValueError: as `begin`.
+            ValueError: as in `begin`.
         """
         return self.begin(step).result()
 
     def can_begin(self, step: StepInput) -> bool:
-        """Whether `begin` takes the step before those in flight are finished."""
+        """Whether `begin` accepts the step before those in flight are finished."""
         return not self._in_flight or self._in_flight.can_follow(step)
 
     @torch.inference_mode()
     def begin(self, step: StepInput) -> PendingStep:
-        """One step. It runs to its end here, unless it can be left to the device.
+        """Begin one step. It runs to its end here, unless it can be left to the device.
 
         Raises:
-            ValueError: the step contradicts itself or names slots or blocks that do not exist; nothing can be said
-                about the batch then. Steps before it can be finished.
+            ValueError: the step is inconsistent or names slots or blocks that do not exist; the batch is then
+            undefined. Earlier steps can be finished.
         """
         assert self.can_begin(step), "a step in flight has to be finished first"
         clock, batch, in_flight = StepClock(step.arrived_ns), self.input_batch, self._in_flight
@@ -204,7 +204,7 @@ class ModelRunner:
             self._constraints.apply(step, self.input_batch.is_in_use)
 
     def _apply_states(self, step: StepInput, states: StatePool) -> None:
-        """Move snapshots, and give each new request the state that it begins with."""
+        """Move snapshots, and load each new request's initial state."""
         states.swap_out(step.states_to_swap_out)
         states.swap_in(step.states_to_swap_in)
         batch, loaded = self.input_batch, set(step.states_to_load[:, 1].tolist())
@@ -221,8 +221,8 @@ class ModelRunner:
             self._states.save(step.states_to_save)
 
     def _clear_given(self, step: StepInput) -> None:
-        """Clear the blocks that will be filled again: one that left a window may hold NaN of a sequence that lives,
-        which its next owner would read past its own tokens."""
+        """Clear blocks that will be reused: a block that left a window may hold NaN of a running sequence, which its
+        next owner would read past its own tokens."""
         size = self._kv_cache.block_size
         parts = [step.appended_block_ids]
         for request in step.new_requests:
@@ -234,7 +234,7 @@ class ModelRunner:
             self._kv_cache.clear(given)
 
     def _decode(self, step: StepInput, clock: StepClock) -> StepOutput | None:
-        """A plain step of greedy requests, where that is one call; None: nothing is done."""
+        """Run a plain step of greedy requests in one call; None if that is not possible, and nothing is done."""
         layers = self.forward.fused
         if not self._is_alone or not isinstance(layers, DecoderLayers) or not layers.has_ends:
             return None

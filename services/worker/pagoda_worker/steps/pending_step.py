@@ -1,4 +1,4 @@
-"""PendingStep: a step between `begin` and `result`; StepGuard: a step that fails ends all after it. No tensors."""
+"""PendingStep: a step between `begin` and `result`; StepGuard: refuses steps after a failed one. No tensors."""
 
 import logging
 import math
@@ -13,39 +13,39 @@ logger = logging.getLogger(__name__)
 
 
 class PendingStep(Protocol):
-    """A step that was begun. Results are asked for in the order of `begin`, once each."""
+    """A step that was begun. `result` is called once for each step, in the order of `begin`."""
 
     @property
     def is_in_flight(self) -> bool:
-        """The device has the step: the next one may begin before `result`."""
+        """Whether the device has the step, so that the next one may begin before `result`."""
 
     @property
     def is_done(self) -> bool:
-        """`result` would not wait."""
+        """Whether `result` would return at once."""
 
     def result(self) -> StepOutput:
         """Wait for the step.
 
         Raises:
-            Exception: why it failed.
+            Exception: the step failed.
         """
 
 
 class DoneStep:
-    """A step that ended as it began."""
+    """A step that ended in `begin`."""
 
     is_in_flight = False
     is_done = True
 
     def __init__(self, outcome: StepOutput | PagodaError) -> None:
-        """`outcome`: what it gave, or why it failed."""
+        """`outcome`: its result, or its failure."""
         self._outcome = outcome
 
     def result(self) -> StepOutput:
         """Its result.
 
         Raises:
-            PagodaError: it failed.
+            PagodaError: the step failed.
         """
         if isinstance(self._outcome, PagodaError):
             raise self._outcome
@@ -53,9 +53,9 @@ class DoneStep:
 
 
 class StepGuard:
-    """Begins steps, and refuses those after one that failed: no one knows what the slots hold then.
+    """Begins steps, and refuses steps after a failed one, because the content of the slots is then unknown.
 
-    Its `result` raises a failure at the beginning of a step, after the answers of earlier steps. One caller at a time.
+    A failure in `begin` is raised by the step's `result`, after the answers of earlier steps. One caller at a time.
     """
 
     def __init__(self, *, on_failure: Callable[[], None]) -> None:
@@ -63,9 +63,9 @@ class StepGuard:
         self._failure: str | None = None
         self._num_begun = self._num_pending = 0
         self._num_sound = 0
-        """Steps before the one that failed."""
+        """Steps before the failed one."""
         self._rests_since = 0.0
-        """time.monotonic() at the end of the latest step; infinite while one is under way."""
+        """time.monotonic() at the end of the latest step; infinite while a step runs."""
         self._on_failure = on_failure
 
     def forget_failure(self) -> None:
@@ -73,7 +73,7 @@ class StepGuard:
         self._failure = None
 
     def begin(self, step: StepInput, begin: Callable[[StepInput], PendingStep]) -> PendingStep:
-        """The step, begun by `begin` unless an earlier one has failed."""
+        """The step, begun by `begin` unless an earlier step has failed."""
         if self._failure is not None:
             return DoneStep(self._refusal())
         number, self._num_begun = self._num_begun, self._num_begun + 1
@@ -85,7 +85,7 @@ class StepGuard:
             return _GuardedStep(self, number, DoneStep(self._fail(number, error)))
 
     def result(self, number: int, step: PendingStep) -> StepOutput:
-        """Wait for a step of `begin`. As PendingStep, of which every failure becomes a PagodaError."""
+        """Wait for a step of `begin`, as PendingStep.result; every failure becomes a PagodaError."""
         try:
             if not step.is_in_flight:
                 return step.result()
@@ -101,7 +101,7 @@ class StepGuard:
                 self._rests_since = time.monotonic()
 
     def have_rested(self, seconds: float) -> bool:
-        """Whether no step was under way for so long. For any thread to call."""
+        """Whether no step ran for `seconds`. May be called from any thread."""
         return time.monotonic() - self._rests_since >= seconds
 
     def _fail(self, number: int, error: Exception) -> PagodaError:

@@ -1,4 +1,5 @@
-"""StepPipeline: the queue of a worker's steps, each begun before the one before it is finished. No messages."""
+"""StepPipeline: the queue of a worker's steps, in which a step may begin before the one before has finished. No
+messages."""
 
 import threading
 from collections import deque
@@ -10,22 +11,22 @@ from pagoda_worker.steps.pending_step import PendingStep
 from pagoda_worker.steps.step import StepInput, StepOutput
 
 POLL_S = 50e-6
-"""Between two looks at whether a device has finished, while a next step may come as well."""
+"""Seconds between two checks whether the device has finished, while a next step may also arrive."""
 
 
 class StepWorker(Protocol):
-    """Begins steps (as `Worker`)."""
+    """Interface that begins steps (as `Worker`)."""
 
     def can_begin(self, step: StepInput) -> bool:
         """Whether the step may begin before those in flight are finished."""
 
     def begin(self, step: StepInput) -> PendingStep:
-        """Begin a step. Its result raises what fails."""
+        """Begin a step. Its result raises failures."""
 
 
 @dataclass(slots=True)
 class QueuedStep:
-    """A step, and who hears how it went; called on the model thread."""
+    """A step and its callback, which is called on the model thread."""
 
     step: StepInput
     give: Callable[[StepOutput], None]
@@ -35,37 +36,37 @@ class QueuedStep:
 
 
 class StepPipeline:
-    """Any thread puts, the model thread runs. A step in flight is not waited for while the next one is there: what that
-    needs of the host runs while the device works."""
+    """Any thread puts, the model thread runs. A step in flight is not waited for while the next one is queued, so that
+    the next one's host work runs while the device computes."""
 
     def __init__(self, *, worker: StepWorker, submit: Callable[[Callable[[], None]], object]) -> None:
-        """`submit` runs a call on the model thread, after those before it."""
+        """`submit` runs a call on the model thread, after earlier calls."""
         self._worker = worker
         self._submit = submit
         self._steps: deque[QueuedStep] = deque()
-        """All that have no result yet: first those that were begun, then those that wait."""
+        """All steps without a result: first those that were begun, then those that wait."""
         self._num_begun = 0
         self._has_come = threading.Event()
         self._runs = False
 
     @property
     def is_running(self) -> bool:
-        """Whether a step computes, or has not been finished."""
+        """Whether any step is unfinished."""
         return self._runs or self._num_begun > 0
 
     def put(self, step: QueuedStep) -> None:
-        """The next step."""
+        """Queue the next step."""
         self._steps.append(step)
         self._has_come.set()
         self._submit(self._run_next)
 
     def drain(self) -> None:
-        """Finish what was begun; on the model thread, for whatever comes next there."""
+        """Finish the steps that were begun; called on the model thread before other work."""
         while self._num_begun:
             self._finish()
 
     def _run_next(self) -> None:
-        """Begin the first step that waits, then finish what need not stay in flight."""
+        """Begin the first waiting step, then finish those that need not stay in flight."""
         self._runs = True
         queued = self._steps[self._num_begun]
         while self._num_begun and not self._worker.can_begin(queued.step):
@@ -82,7 +83,7 @@ class StepPipeline:
         self._runs = False
 
     def _finish(self) -> None:
-        """Tell the result of the oldest step, which was begun."""
+        """Report the result of the oldest step that was begun."""
         oldest = self._steps.popleft()
         self._num_begun -= 1
         assert oldest.pending is not None, "steps begin in order"

@@ -1,4 +1,4 @@
-"""SampledRows: the rows of a step that sample, several for a sequence with a draft, and which of their tokens count."""
+"""SampledRows: the sampling rows of a step, several for a sequence with a draft, and which of their tokens count."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ from pagoda_worker.steps.step import IntArray
 class SampledRows:
     """One row for the last known token of each sequence that samples, then one for each token of its draft.
 
-    Each row samples with its own offset, as it would step by step. So a draft token is right exactly if it is what the
-    row before has sampled, and the tokens are those of decoding without drafts, greedy or seeded.
+    Each row samples with its own offset, as without drafts. So a draft token is accepted exactly if the row before
+    sampled it, and the tokens equal those of decoding without drafts, greedy or seeded.
     """
 
     sequences: IntArray
-    """[num_seqs] places of the sequences in the step's inputs."""
+    """[num_seqs] indexes of the sequences in the step's inputs."""
     slots: IntArray
     """[num_seqs]."""
     num_draft_tokens: IntArray
@@ -30,11 +30,11 @@ class SampledRows:
     owners: IntArray
     """[n] each row's sequence, an index into `sequences`."""
     ahead: IntArray
-    """[n] tokens of the draft before and in each row."""
+    """[n] draft tokens before and in each row."""
     logit_rows: IntArray
-    """[n] places among the step's tokens."""
+    """[n] indexes of the step's tokens."""
     batch: LogitsBatch
-    """[n] the rows, with as much of the log as each has seen."""
+    """The rows [n], each with the part of the log that it has seen."""
 
     @classmethod
     def of(cls, inputs: ForwardInputs, batch: InputBatch, last_tokens: Tensor | None = None) -> "SampledRows":
@@ -84,7 +84,7 @@ class SampledRows:
         )
 
     def num_new(self, token_ids: IntArray, is_bad: npt.NDArray[np.bool_]) -> IntArray:
-        """[num_seqs] tokens that count: after a wrong draft token nothing does, nor does what a bad row has sampled.
+        """[num_seqs] number of tokens that count: those up to the first wrong draft token, without those of bad rows.
 
         Args:
             token_ids: [n] sampled.

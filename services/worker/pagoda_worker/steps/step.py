@@ -1,4 +1,4 @@
-"""StepInput and StepOutput: what goes into one step, and what comes out. Frozen and plain; no tensors, no messages."""
+"""StepInput and StepOutput: the input and output of one step. Frozen and plain; no tensors, no messages."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,7 +18,7 @@ NO_INTS: IntArray = np.zeros(0, dtype=np.int64)
 NO_PAIRS: IntArray = np.zeros((0, 2), dtype=np.int64)
 NO_BLOCKS: IntArray = np.zeros((0, 0), dtype=np.int64)
 NULL_BLOCK = 0xFFFFFFFF
-"""In place of a block that no query reads."""
+"""Replaces a block that no query reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class BadSlot:
     code: Code
     message: str
     field: str = ""
-    """The request's field at fault, if there is one."""
+    """The wrong field of the request, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,24 +44,24 @@ class NewRequest:
     block_ids: IntArray
     """Blocks in the first cache group with blocks; NULL_BLOCK for a block that left the group's window."""
     group_block_ids: IntArray = field(default_factory=lambda: NO_BLOCKS)
-    """[groups - 1, blocks] of the other ones."""
+    """[groups - 1, blocks] block ids in the other groups."""
     output_token_ids: IntArray = field(default_factory=lambda: NO_INTS)
-    """Output tokens known so far."""
+    """Known output tokens."""
     num_computed_tokens: int = 0
-    """Tokens whose KV is in the cache."""
+    """Number of tokens whose KV is in the cache."""
     eos_token_ids: tuple[int, ...] = ()
-    """Masked with the stop tokens until min_tokens are there."""
+    """Tokens masked together with the stop tokens until min_tokens are reached."""
     is_beam: bool = False
-    """A beam search: tokens that its constraint forbids have no log probability."""
+    """Whether it is a beam, for which tokens that its constraint forbids have no log probability."""
     pooling: PoolingParams | None = None
-    """Its embedding is wanted, and no token."""
+    """Set if the sequence is pooled and samples no token."""
     lora_number: int = 0
     """Number of its LoRA adapter (AdapterStore); 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInput:
-    """One step. Applied in the order of the fields."""
+    """One step. Changes are applied in the order of the fields."""
 
     freed_slots: IntArray = field(default_factory=lambda: NO_INTS)
     blocks_to_swap_out: IntArray = field(default_factory=lambda: NO_PAIRS)
@@ -71,14 +71,14 @@ class StepInput:
     blocks_to_copy: IntArray = field(default_factory=lambda: NO_PAIRS)
     """[n, 2] (from block, to block)."""
     states_to_swap_out: IntArray = field(default_factory=lambda: NO_PAIRS)
-    """[n, 2] (snapshot, host snapshot), with the blocks."""
+    """[n, 2] (snapshot, host snapshot), together with the blocks."""
     states_to_swap_in: IntArray = field(default_factory=lambda: NO_PAIRS)
-    """[n, 2] (host snapshot, snapshot), with the blocks."""
+    """[n, 2] (host snapshot, snapshot), together with the blocks."""
     loras_to_remove: IntArray = field(default_factory=lambda: NO_INTS)
     """Numbers of adapters that no new request has."""
     new_requests: list[NewRequest] = field(default_factory=list)
     rejected: list[BadSlot] = field(default_factory=list)
-    """New requests that could not be read; their slots answer with this until they are freed."""
+    """New requests that could not be read; their slots report this failure until they are freed."""
     appended_slots: IntArray = field(default_factory=lambda: NO_INTS)
     appended_block_ids: IntArray = field(default_factory=lambda: NO_INTS)
     appended_groups: IntArray = field(default_factory=lambda: NO_INTS)
@@ -94,9 +94,9 @@ class StepInput:
     num_scheduled_tokens: IntArray | None = None
     """[num_seqs]; None is 1 each."""
     num_lookahead_tokens: IntArray | None = None
-    """[num_seqs] most draft tokens that each sequence may try, which have blocks; None is 0 each."""
+    """[num_seqs] maximum draft tokens of each sequence, which have blocks; None is 0 each."""
     arrived_ns: int = 0
-    """time.perf_counter_ns() when it came to this process; 0 is not known."""
+    """time.perf_counter_ns() when the step arrived in this process; 0 if not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +106,11 @@ class LogprobColumns:
     rows: IntArray
     """Indexes of the rows described."""
     counts: IntArray
-    """Entries of each row."""
+    """Number of entries of each row."""
     token_ids: IntArray
     logprobs: FloatArray
     sampled_ranks: IntArray
-    """One a row; 1 is the likeliest."""
+    """Rank of each row's token; 1 is the likeliest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +141,8 @@ class StepTimings:
     prepare_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
-    """Until the tokens are on the host; of a step that was launched while another one computed, that one's rest is in
-    it."""
+    """Until the tokens are on the host; for a step that was launched while another one computed, including the rest of
+    that one."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -161,4 +161,4 @@ class StepOutput:
     """Results of pooled sequences, which have 0 in num_sampled_tokens."""
     bad_slots: list[BadSlot] = field(default_factory=list)
     timings: StepTimings = StepTimings()
-    """Set when the step has ended."""
+    """Set at the end of the step."""

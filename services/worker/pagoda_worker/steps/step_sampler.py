@@ -1,4 +1,4 @@
-"""StepSampler: what a forward pass has computed becomes the output of the step. Knows no messages."""
+"""StepSampler: turns the result of a forward pass into the step's output. Knows no messages."""
 
 from concurrent.futures import Future
 from functools import partial
@@ -30,7 +30,7 @@ from pagoda_worker.steps.steps_in_flight import no_finite_logits, no_token_left
 class StepSampler:
     """Samples the rows of a step, logs the tokens that count, and ends sequences that have none. One caller at a time.
 
-    Of several ranks, rank 0 samples, and the others log what it has sampled.
+    With several ranks, rank 0 samples, and the others log its tokens.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StepSampler:
         self._gives_logprobs = logprobs_mode.endswith("logprobs")
 
     def needs_hidden(self, inputs: ForwardInputs) -> bool:
-        """Whether more than the logits of the step may be wanted: those of prompt tokens, or embeddings."""
+        """Whether hidden states may be needed: for prompt logprobs, or embeddings."""
         return not inputs.is_plain and (inputs.pooled.size > 0 or describes_prompts(inputs, self._batch))
 
     def sample(
@@ -73,7 +73,7 @@ class StepSampler:
         computed: Computed,
         token_mask: Future[TokenMask] | None,
     ) -> StepOutput:
-        """The output of a step, without its timings; the batch has logged it."""
+        """The output of a step, without timings; it is logged in the batch."""
         prompt_columns: list[PromptLogprobs] = []
         pooled: PooledColumns | None = None
         if computed.hidden is not None:
@@ -93,7 +93,7 @@ class StepSampler:
         return output
 
     def _log_likeliest(self, inputs: ForwardInputs, highest: Tensor, token_ids: Tensor) -> bool:
-        """Take the tokens [num_rows] with the highest logits, if that is all there is to sampling here; whether so."""
+        """Log the likeliest tokens [num_rows] if sampling needs nothing else; returns whether it did."""
         if not inputs.is_greedy or not self._processors.is_empty or not np.isfinite(highest.numpy()).all():
             return False
         self._batch.append_plain(inputs, token_ids.numpy())
@@ -108,7 +108,8 @@ class StepSampler:
         likeliest: tuple[Tensor, Tensor] | None,
         token_mask: Future[TokenMask] | None,
     ) -> StepOutput:
-        """Sample the rows, and log what counts: of several rows of a sequence, those up to its first wrong guess."""
+        """Sample the rows, and log the tokens that count: of several rows of a sequence, those up to its first wrong
+        draft token."""
         batch, slots = self._batch, rows.batch.slots
         bad_slots = list(inputs.bad_slots)
         if not slots.size:
@@ -162,10 +163,9 @@ class StepSampler:
         )
 
     def _take_from_leader(self, step: StepInput, inputs: ForwardInputs, rows: SampledRows) -> StepOutput:
-        """Log what rank 0 has sampled. No one wants to hear it from this rank as well.
+        """Log the tokens that rank 0 has sampled; this rank returns none.
 
-        Sampled by all, tokens would be the same only where all ranks compute alike to the last bit, which different
-        processors do not.
+        If all ranks sampled, tokens would only agree if all computed the same bits, which different processors do not.
         """
         batch, slots = self._batch, rows.batch.slots
         if slots.size:
@@ -184,7 +184,7 @@ class StepSampler:
     def _judge_drafts(
         self, step: StepInput, inputs: ForwardInputs, rows: SampledRows, num_new: IntArray
     ) -> IntArray | None:
-        """[num_seqs] tokens of each draft; None when there was none. The drafter hears how they did."""
+        """[num_seqs] draft tokens of each sequence; None if there were no drafts. The drafter gets the results."""
         tried = np.flatnonzero(rows.num_draft_tokens)
         if not tried.size:
             return None
@@ -199,7 +199,7 @@ class StepSampler:
         return result
 
     def _reject(self, slot: int, logits: Tensor) -> BadSlot:
-        """End a sequence whose logits are unusable, and leave no NaN in its blocks for their next owner."""
+        """End a sequence whose logits are unusable, and remove NaN from its blocks for their next owner."""
         if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any() | torch.isposinf(logits).any()):
             bad = no_token_left(slot, self._constraints.problem_of(slot))
         else:
@@ -212,7 +212,7 @@ class StepSampler:
             self._kv_cache.sanitize(self._batch.readable_blocks(slot))
 
     def _pool(self, hidden: Tensor, inputs: ForwardInputs) -> PooledColumns | None:
-        """The embeddings of the step. On every rank, which clean up alike; rank 0 tells them."""
+        """The embeddings of the step. Every rank computes them, to clean up in the same way; rank 0 reports them."""
         slots, starts = inputs.slots[inputs.pooled], [0, *np.cumsum(inputs.num_scheduled_tokens).tolist()]
         ids = to_device(inputs.input_ids, hidden.device)
         if inputs.pooled.size != inputs.slots.size:  # beside sequences that sample: each by itself

@@ -1,4 +1,4 @@
-"""StepThreads: has each step compute on as many of torch's threads as its tokens are worth."""
+"""StepThreads: sets the number of torch's threads of each step by its number of tokens."""
 
 import logging
 
@@ -12,13 +12,13 @@ logger = logging.getLogger(__name__)
 
 
 class StepThreads:
-    """Threads of one worker on a CPU. They are torch's of the thread that calls."""
+    """Threads of one worker on a CPU: torch's threads of the calling thread."""
 
     def __init__(self, asked: int | None = None, *, shares_machine: bool = False) -> None:
         """
         Args:
-            asked: for every step; None decides by the sizes of the model and of each step.
-            shares_machine: the other services run on this machine, too.
+            asked: number for every step; None: decided by the sizes of the model and of each step.
+            shares_machine: the other services run on this machine too.
         """
         self._asked = asked
         self._shares_machine = shares_machine
@@ -26,7 +26,7 @@ class StepThreads:
         self._num_helpers = 0
 
     def choose(self, num_parameters: int, dtype: torch.dtype, *, only_pools: bool = False) -> None:
-        """For a model of this size, which may be an encoder."""
+        """Set the threads for a model of this size, which may be an encoder."""
         if self._asked is not None:
             self._counts = ThreadCounts(self._asked, self._asked)
         else:  # in float32, PyTorch's operations round otherwise on another number of threads
@@ -36,7 +36,7 @@ class StepThreads:
         logger.debug("%d of %d cores compute", self._counts.most, num_usable_cores())
 
     def use_for(self, step: StepInput) -> None:
-        """For the step that comes next."""
+        """Set the threads for the next step."""
         scheduled = step.num_scheduled_tokens
         num_tokens = step.num_seqs if scheduled is None else int(scheduled.sum())
         num_threads = self._counts.of(num_tokens)

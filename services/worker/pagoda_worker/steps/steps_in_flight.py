@@ -1,8 +1,8 @@
-"""StepsInFlight: steps that the device is given before the host has the tokens of the one before.
+"""StepsInFlight: launches steps on the device before the host has the tokens of the step before.
 
-What a step needs of the one before are the tokens, and the device has them: the sampler leaves the last token of each
-slot there, and the next step takes its token ids from there. The host logs a placeholder, so that positions, lengths
-and the random numbers' offsets go on, and puts the token in its place when it comes. Knows no messages.
+A step needs only the tokens of the step before, and the device has them: the sampler leaves the last token of each slot
+there, and the next step reads its token ids from there. The host logs a placeholder, so that positions, lengths and
+random offsets advance, and replaces it when the token arrives. Knows no messages.
 """
 
 from collections import deque
@@ -29,47 +29,47 @@ from pagoda_worker.steps.step import BadSlot, IntArray, StepInput, StepOutput
 from pagoda_worker.steps.step_clock import StepClock
 
 MAX_IN_FLIGHT = 2
-"""The step that computes, and the one that is to begin the moment it ends."""
+"""Maximum steps in flight: the running one, and the one that begins when it ends."""
 NO_GENERATION = -1
-"""In place of a generation."""
+"""Value instead of a generation."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class LaunchedStep:
-    """A step that the device was given, with what its end needs. A PendingStep."""
+    """A launched step, with the data that its end needs. A PendingStep."""
 
     finish: Callable[["LaunchedStep"], StepOutput]
     num_seqs: int
-    """In the batch as the scheduler sent it."""
+    """Row indexes in the scheduler's batch."""
     inputs: ForwardInputs
     rows: SampledRows
-    """Those that sample; none of a step that has nothing but parts of prompts."""
+    """The sampling rows; none in a step with only prompt chunks."""
     generations: IntArray
-    """[n] of these rows' slots, when it was launched: a slot with another one has lost its sequence since."""
+    """[n] generations of these rows' slots at launch: a slot with another generation has lost its sequence since."""
     download: Download
     logprobs: LaunchedLogprobs | None
     clock: StepClock
     failed: dict[int, BadSlot] = field(default_factory=dict)
-    """By slot: sequences that ended in an error of the step before, which was not known when this one was launched."""
+    """Sequences by slot that ended in an error of the step before, which was not known when this one was launched."""
     before: "LaunchedStep | None"
-    """The step that was launched before it, while in flight."""
+    """The previous step, while it is in flight."""
     output: StepOutput | None = None
 
     @property
     def is_in_flight(self) -> bool:
-        """It was not finished yet."""
+        """Whether it is not finished yet."""
         return self.output is None
 
     @property
     def is_done(self) -> bool:
-        """`result` would not wait."""
+        """Whether `result` would return at once."""
         return self.output is not None or self.download.is_there
 
     def result(self) -> StepOutput:
-        """Wait for its tokens, and log them; those of the step before come first.
+        """Wait for its tokens and log them, after those of the step before.
 
         Raises:
-            RuntimeError: the device has failed; the step stays in flight.
+            RuntimeError: the device failed; the step stays in flight.
         """
         if self.output is None:
             if self.before is not None:
@@ -81,7 +81,7 @@ class LaunchedStep:
 
 
 class StepsInFlight:
-    """Launches steps without drafts, one while the one before computes. One caller at a time."""
+    """Launches steps without drafts, each while the one before computes. One caller at a time."""
 
     def __init__(
         self,
@@ -104,21 +104,21 @@ class StepsInFlight:
         self._gives_processed = logprobs_mode.startswith("processed")
         self._gives_logprobs = logprobs_mode.endswith("logprobs")
         self._latest: LaunchedStep | None = None
-        """The step launched last, which may be finished since."""
+        """The step launched last, which may have finished since."""
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        """[max_num_seqs] of each slot of the latest step in flight, 0 where it has sampled none."""
+        """[max_num_seqs] token of each slot from the latest step in flight, 0 if it sampled none."""
         self._sampled_last = np.full(max_num_seqs, NO_GENERATION, dtype=np.int64)
-        """[max_num_seqs] generation of the sequence of each slot that the latest step in flight samples, or
-        NO_GENERATION."""
+        """[max_num_seqs] generation of each slot's sequence that the latest step in flight samples, or NO_GENERATION.
+        """
         self._downloads = deque(Download(num_words=max_num_seqs, device=device) for _ in range(MAX_IN_FLIGHT))
         self._slots: tuple[IntArray, Tensor] | None = None
-        """Those of the latest step, on the host and on the device."""
+        """Slots of the latest step, on the host and on the device."""
 
     def __len__(self) -> int:
         return len(self._steps())
 
     def _steps(self) -> list[LaunchedStep]:
-        """Those in flight, the latest first."""
+        """Steps in flight, the latest first."""
         steps, step = [], self._latest
         while step is not None and step.is_in_flight:
             steps.append(step)
@@ -126,12 +126,12 @@ class StepsInFlight:
         return steps
 
     def finish(self) -> None:
-        """Wait for all steps in flight. Their results stay with them."""
+        """Wait for all steps in flight. Their results are kept."""
         if self._latest is not None:
             self._latest.result()
 
     def can_follow(self, step: StepInput) -> bool:
-        """Whether a step can be prepared while others are in flight: there are not too many, and it swaps no block."""
+        """Whether a step can be prepared while others are in flight: there are not too many, and it swaps no blocks."""
         if len(self) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
             return False
         swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
@@ -139,7 +139,7 @@ class StepsInFlight:
         return not swaps and step.num_lookahead_tokens is None
 
     def can_launch(self, inputs: ForwardInputs) -> bool:
-        """Whether a step gives nothing but tokens and their log probabilities, without the host's help later on."""
+        """Whether a step only gives tokens and their log probabilities, without later work on the host."""
         batch, slots = self._batch, inputs.slots
         if not inputs.is_plain:
             if not slots.size or batch.drafter is not None or inputs.pooled.size or describes_prompts(inputs, batch):
@@ -150,7 +150,7 @@ class StepsInFlight:
         return not batch.sampling.needs_log[slots].any()
 
     def launch(self, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> LaunchedStep:
-        """Give the device all that a step has to do. Waits for nothing."""
+        """Launch a whole step on the device, without waiting."""
         batch = self._batch
         self._clear_handed_on(step)
         rows = SampledRows.of(inputs, batch)
@@ -190,8 +190,8 @@ class StepsInFlight:
     def _token_ids(self, inputs: ForwardInputs, rows: SampledRows, slots: Tensor) -> Tensor | None:
         """[num_tokens] int64 on the device; None: the host knows all of them.
 
-        A token that a step in flight samples is the last one of its sequence. If there is one, `_last_tokens` has the
-        last tokens of all rows that sample afterwards.
+        A token that a step in flight samples is its sequence's last. If there is one, `_last_tokens` has the last
+        tokens of all rows that sample later.
         """
         if not self:
             return None
@@ -219,10 +219,10 @@ class StepsInFlight:
     def _clear_handed_on(self, step: StepInput) -> None:
         """Clear blocks of a sequence in flight that others will fill.
 
-        Steps run in order, so nothing of the one before is written after the new owner's back. But whether its
-        sequences are sound is not known yet: NaN of one that has left would not be cleaned up before others read it,
-        past their own tokens. Blocks that come with their contents (prefixes, forks) stay as they are: a sequence that
-        shares a prefix that gives NaN fails by it as well.
+        Steps run in order, so the step before cannot write after the new owner. But it is not known yet whether its
+        sequences are valid: NaN of a sequence that has left would not be cleared before others read it, past their own
+        tokens. Blocks that come with content (prefixes, forks) stay unchanged: a sequence that shares a prefix with NaN
+        fails as well.
         """
         if self._latest is None or not self._latest.is_in_flight or not step.freed_slots.size:
             return
@@ -267,7 +267,7 @@ class StepsInFlight:
         )
 
     def _bad_slots(self, step: LaunchedStep, token_ids: IntArray) -> list[BadSlot]:
-        """Faults of earlier steps in the order of the batch, then those of this step."""
+        """Failures of earlier steps in the order of the batch, then those of this step."""
         inputs, slots = step.inputs, step.rows.slots
         absent = np.setdiff1d(np.arange(step.num_seqs), inputs.batch_rows).tolist()
         before = dict(zip(absent, inputs.bad_slots, strict=True))
@@ -277,7 +277,7 @@ class StepsInFlight:
         return [before[row] for row in sorted(before)] + [self._reject(step, place, token_ids) for place in found]
 
     def _reject(self, step: LaunchedStep, place: int, token_ids: IntArray) -> BadSlot:
-        """End the sequence of a row that has no token, also in the step that is in flight after it."""
+        """End the sequence of a row without a token, including in the following step in flight."""
         batch, row = self._batch, int(step.rows.sequences[place])
         slot, seq_len = int(step.inputs.slots[row]), int(step.inputs.seq_lens[row])
         is_here = batch.sampling.generations[slot] == step.generations[place]
@@ -298,11 +298,11 @@ class StepsInFlight:
 
 
 def no_finite_logits(slot: int, position: int) -> BadSlot:
-    """The model's fault."""
+    """An error of the model."""
     return BadSlot(slot=slot, code=Code.INTERNAL, message=f"the model gave no finite logits for token {position}")
 
 
 def no_token_left(slot: int, problem: str | None = None) -> BadSlot:
-    """The request's fault. `problem`: what is known of it."""
+    """An error of the request. `problem`: details, if known."""
     message = "the parameters of the request, or a logits processor, leave no token to sample"
     return BadSlot(slot=slot, code=Code.INVALID_ARGUMENT, message=problem or message)

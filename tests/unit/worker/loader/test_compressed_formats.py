@@ -75,8 +75,8 @@ def test_four_bits_are_looked_up_and_scaled_block_by_block() -> None:
         ({"state": state(shape=[0, 6])}, "must be positive numbers"),
         ({"state": state(shape="2")}, "must be positive numbers"),
         ({"state": state(blocksize=0)}, "quant_state has blocksize 0, must be at least 1"),
-        ({"state": torch.tensor([91, 93], dtype=torch.uint8)}, "quant_state is no JSON object"),
-        ({"state": torch.tensor([123], dtype=torch.uint8)}, "quant_state is no JSON object"),
+        ({"state": torch.tensor([91, 93], dtype=torch.uint8)}, "quant_state is not a JSON object"),
+        ({"state": torch.tensor([123], dtype=torch.uint8)}, "quant_state is not a JSON object"),
         ({"nested_absmax": torch.ones(2), "state": state(nested_blocksize=2)}, "do not tell how"),
     ],
 )

@@ -238,7 +238,7 @@ def test_bad_files_are_one_sentence(llama: Path, tmp_path: Path) -> None:
 
     place = entry(good, "blk.0.attn_q.weight")  # dimensions, sizes, type, offset
     cases = [
-        (spoilt("magic.gguf", 0, b"GGML"), r"magic\.gguf is no GGUF file: it does not begin with GGUF"),
+        (spoilt("magic.gguf", 0, b"GGML"), r"magic\.gguf is not a GGUF file: it does not begin with GGUF"),
         (spoilt("version.gguf", 4, b"\x09"), r"version\.gguf is of GGUF version 9, must be one of 2, 3"),
         (spoilt("order.gguf", 4, b"\x00\x00\x00\x03"), "its bytes are in the other order"),
         (spoilt("tensors.gguf", 8, b"\xff" * 8), "has 18446744073709551615 tensors, must be at most"),

@@ -121,7 +121,7 @@ def test_a_field_out_of_its_bounds_is_named(fields: dict[str, Any], message: str
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("[", r"'\[' is no regular expression"), ("a{99999999999}", "the repetition number is too large")],
+    [("[", r"'\[' is not a regular expression"), ("a{99999999999}", "the repetition number is too large")],
 )
 def test_a_pattern_that_is_none_is_named_once_it_is_asked_for(pattern: str, message: str, tmp_path: Path) -> None:
     config = read_peft_config(write(tmp_path, alpha_pattern={pattern: 1}))

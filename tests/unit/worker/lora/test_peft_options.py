@@ -169,8 +169,12 @@ PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
         ({"rank_pattern": [1] * 1000}, {}, "rank_pattern is .*…, must be an object"),
         ({"rank_pattern": {f"a{number}+": 3 for number in range(5000)}}, {}, "5000 regular expressions, must be at mo"),
         ({"alpha_pattern": {"a" * 1000 + "+" * 25: 3}}, {}, "has 1025 characters, must have at most 1024"),
-        ({"rank_pattern": {"a{99999999999}": 3}}, {}, "is no regular expression: the repetition number is too large"),
-        ({"rank_pattern": {"(" * 500 + ")" * 500: 3}}, {}, "is no regular expression"),
+        (
+            {"rank_pattern": {"a{99999999999}": 3}},
+            {},
+            "is not a regular expression: the repetition number is too large",
+        ),
+        ({"rank_pattern": {"(" * 500 + ")" * 500: 3}}, {}, "is not a regular expression"),
         ({"rank_pattern": {r"(.+.+)+\d": 3}}, {}, r"such as .*, take more than 2 s or 256 MiB to be searched"),
         ({}, {f"{PLACE}.lora_A.weight": torch.full((8, 64), math.nan)}, "numbers that are not finite"),
         ({"lora_alpha": 1e9}, {f"{PLACE}.lora_B.weight": torch.full((64, 8), 1e38)}, "numbers that are not finite"),
@@ -179,7 +183,7 @@ PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
         ({}, {f"{PLACE}.lora_A.weight": torch.ones(100_000, 64)}, "has rank 100000, must be between 1 and max_lora_r"),
         ({"modules_to_save": ["a"] * 1000}, {}, "modules_to_save is .*…, which is not supported"),
         ({"lora_alpha": "much"}, {}, "lora_alpha is 'much', must be a number"),
-        ({"rank_pattern": {"(": 3}}, {}, r"'\(' is no regular expression"),
+        ({"rank_pattern": {"(": 3}}, {}, r"'\(' is not a regular expression"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(

@@ -227,7 +227,7 @@ def test_ranks_are_within_the_bound(rank: int, fits: bool, tmp_path: Path) -> No
         (pair("mlp.up_proj", 2, 15, 24), "and its other half have shape [2, 15], must be [2, 16]"),
         (pair("mlp.up_proj", 2, 16, 23), "up_proj.lora_B.weight has shape [23, 2], must be [24, 2]"),
         (pair("mlp.other", 2, 16, 24), "other.lora_B.weight cannot be used: the model has no such matrix"),
-        ({f"{PLACE}mlp.up_proj.weight": torch.ones(2, 2)}, "cannot be used: it is no matrix of a low-rank adapter"),
+        ({f"{PLACE}mlp.up_proj.weight": torch.ones(2, 2)}, "cannot be used: it is not a matrix of a low-rank adapter"),
         (
             {f"{PLACE}mlp.up_proj.lora_A.weight": torch.ones(2, 16)},
             "up_proj.lora_A.weight has no other half",

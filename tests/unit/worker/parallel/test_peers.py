@@ -105,7 +105,7 @@ def test_rank_0_tells_the_others_and_not_without_bound(ranks: list[Peers], monke
         assert (rank.hear(), rank.hear()) == (b"", b"found")
     monkeypatch.setattr(module, "MAX_TOLD_BYTES", 4)
     ranks[0].tell(b"12345")
-    with pytest.raises(ConnectionError, match="tells 5 bytes, must be at most 4"):
+    with pytest.raises(ConnectionError, match="sends 5 bytes, must be at most 4"):
         ranks[1].hear()
 
 
@@ -265,7 +265,7 @@ def test_without_connections_nothing_is_summed() -> None:
     ):
         with pytest.raises(StaleEpoch, match="the ranks are not connected"):
             call()
-    with pytest.raises(StaleEpoch, match="the ranks have no meeting place"):
+    with pytest.raises(StaleEpoch, match="rank 0's address is not known"):
         parallel.connect(torch.device("cpu"))
     parallel.invite("host:12#00ff")
     assert (parallel._address, parallel._secret, parallel.address) == (("host", 12), b"\x00\xff", "")

@@ -427,7 +427,7 @@ def test_a_rank_without_a_meeting_place_says_what_is_missing() -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no address of this machine"):
+    with pytest.raises(ConfigError, match="not an address of this machine"):
         TensorParallel(rank=0, world_size=2, host="192.0.2.1").open()
 
 

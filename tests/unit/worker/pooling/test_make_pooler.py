@@ -170,7 +170,7 @@ def test_without_tokens_there_is_no_such_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["maybe"], "classifier_from_token has 'maybe', which is no token"),
+        (["maybe"], "classifier_from_token has 'maybe', which is not a token"),
         ("yes", "classifier_from_token is yes, must be a list of tokens"),
         ([0] * 1001, "must be a list of tokens"),
     ],

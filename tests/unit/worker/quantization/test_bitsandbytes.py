@@ -139,7 +139,12 @@ STEM = "model.layers.1.mlp.down_proj"
             None,
             rf"quant_state.bitsandbytes__nf4 is there, {STEM}.weight.absmax is",
         ),
-        ("nf4", f"{STEM}.weight.quant_state.bitsandbytes__nf4", torch.ones(3, dtype=torch.uint8), "is no JSON object"),
+        (
+            "nf4",
+            f"{STEM}.weight.quant_state.bitsandbytes__nf4",
+            torch.ones(3, dtype=torch.uint8),
+            "is not a JSON object",
+        ),
         (
             "nf4",
             f"{STEM}.weight",

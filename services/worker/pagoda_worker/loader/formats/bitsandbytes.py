@@ -124,7 +124,7 @@ def _state(tensor: Tensor) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError):
         state = None
     if not isinstance(state, dict):
-        raise ModelLoadError("quant_state is no JSON object")
+        raise ModelLoadError("quant_state is not a JSON object")
     return state
 
 

@@ -1,1 +1,1 @@
-"""Runs models of transformers that make vectors, labels and scores of whole texts. Imported when a model needs it."""
+"""Runs transformers models that compute vectors, labels and scores of whole texts. Imported when a model needs it."""

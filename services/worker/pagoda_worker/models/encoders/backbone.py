@@ -35,7 +35,7 @@ _MAPPINGS: dict[Head, Any] = {
     "vocabulary": MODEL_FOR_MASKED_LM_MAPPING,
 }
 UNPACKED = ("mpnet", "deberta", "deberta-v2", "gpt_oss")
-"""Types whose attention is their own or has sinks: sequences of one length run together, without padding."""
+"""Model types with their own attention, or with sinks: sequences of equal length run as a batch, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class Backbone:
 
     module: PreTrainedModel
     is_packed: bool
-    """Its attention takes sequences one after the other; else those of one length run as a batch."""
+    """Whether its attention supports packed sequences; else sequences of equal length run as a batch."""
     is_decoder: bool
-    """It was made to generate: its last token has seen all."""
+    """Whether it was made to generate, so that its last token has seen the whole text."""
 
 
 def check_encoder(config: HfConfig) -> None:
     """
     Raises:
-        ModelLoadError: transformers has no such encoder without code of the checkpoint.
+        ModelLoadError: transformers has no such encoder, or only with the checkpoint's own code.
     """
     model_type = str(config.get("model_type"))
     code = config.get("auto_map")
@@ -70,7 +70,8 @@ def build_encoder(config: HfConfig, head: Head) -> Backbone:
     """The module of a checkpoint.
 
     Raises:
-        ModelLoadError: transformers has none of this type with such a head, or cannot make it of this config.json.
+        ModelLoadError: transformers has no module of this type with such a head, or cannot build it from this
+        config.json.
     """
     if config.get("model_type") in MODEL_TYPES:
         config = gte_config(config)
@@ -106,7 +107,7 @@ def build_encoder(config: HfConfig, head: Head) -> Backbone:
 
 
 def _mixes_along_tokens(module: PreTrainedModel) -> bool:
-    """Whether layers beside attention take a token's neighbours: in a packed pass, those of other texts."""
+    """Whether layers other than attention read neighbouring tokens, which in a packed pass may be of other texts."""
     return any(isinstance(part, nn.Conv1d) for part in module.modules())
 
 

@@ -1,4 +1,4 @@
-"""EncoderModel: a module of transformers that sees whole texts at once. Knows no checkpoint files and no steps."""
+"""EncoderModel: a transformers module that sees whole texts at once. Knows no checkpoint files and no steps."""
 
 import inspect
 import itertools
@@ -33,7 +33,7 @@ _ANY = re.compile("")
 def _label_pooling(config: Any, head: Head, *, is_decoder: bool) -> PoolingType:
     """
     Raises:
-        ModelLoadError: the head takes another vector of a text than its first token's, its last one's or the mean.
+        ModelLoadError: the head needs another vector of a text than the first token's, the last token's or the mean.
     """
     if is_decoder:
         return "last"
@@ -98,17 +98,17 @@ class EncoderModel(HostedModel, PoolingHeads):
         self.max_position_embeddings = longest_sequence(text) - self._position_offset
 
     def _drop_unused(self) -> None:
-        """Without a head the first token's transformation is computed for no one."""
+        """Remove the first token's transformation, which no head uses."""
         if self.head == "none" and getattr(self.backbone, "pooler", None) is not None:
             self.backbone.pooler = None
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """Nothing is kept of a sequence."""
+        """The model keeps no data of a sequence."""
         return (CacheGroup("none", tuple(range(max(1, self.num_layers)))),)
 
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """See Model; tensors of heads that are not here may be in the checkpoint."""
+        """See Model; the checkpoint may have tensors of heads that the model lacks."""
         names = super().weights(stored)
         return replace(names, ignored=(*names.ignored, _ANY))
 
@@ -120,7 +120,7 @@ class EncoderModel(HostedModel, PoolingHeads):
         return self._forward_by_length(input_ids, context)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See Model: it generates nothing, so every row is zeros."""
+        """See Model; the model generates nothing, so every row is zeros."""
         return torch.zeros((hidden.shape[0], self.vocab_size), device=hidden.device)
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class EncoderModel(HostedModel, PoolingHeads):
         return output.last_hidden_state[0]  # type: ignore[no-any-return]  # transformers: Any
 
     def _own_positions(self, input_ids: Tensor, starts: Collection[int]) -> Tensor:
-        """As RoBERTa counts: padding tokens stand at one position and count for none."""
+        """RoBERTa's positions: padding tokens share one position and do not count."""
         padding = self._position_offset - 1
         is_counted = (input_ids != padding).long()
         counted = is_counted.cumsum(0)

@@ -1,7 +1,7 @@
-"""config.json of Alibaba's GTE as its authors write it, in the words of transformers. Knows no tensors.
+"""Translates the config.json of Alibaba's GTE to transformers' names. Knows no tensors.
 
 The models of 2024 (`Alibaba-NLP/new-impl`: gte-base-en-v1.5, gte-multilingual-base, their rerankers,
-snowflake-arctic-embed-m-v2.0) came with code of their own before transformers had them as `gte`.
+snowflake-arctic-embed-m-v2.0) came with their own code before transformers added them as `gte`.
 """
 
 import math
@@ -15,14 +15,14 @@ _MEANINGLESS = frozenset(
     {"auto_map", "pack_qkv", "unpad_inputs", "use_memory_efficient_attention", "layer_norm_type", "rope_scaling"}
     | {"position_embedding_type", "logn_attention_scale", "logn_attention_clip1"}
 )
-"""Entries that say nothing to transformers."""
+"""Entries that transformers does not use."""
 
 
 def gte_config(config: HfConfig) -> HfConfig:
-    """The same with model_type gte, and rotations that transformers knows.
+    """The config with model_type gte, and rotations that transformers knows.
 
     Raises:
-        ModelLoadError: an option that no published checkpoint has.
+        ModelLoadError: it has an option that no published checkpoint has.
     """
     needed = {
         "position_embedding_type": "rope",

@@ -1,4 +1,4 @@
-"""Our kernels in the places of the activation modules of transformers. Knows modules; no checkpoints."""
+"""Replaces transformers' activation modules by Pagoda's kernels. Knows modules; no checkpoints."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ _UP = (
 
 
 class HostedActivation(nn.Module):
-    """An activation by the name that the kernels know it by."""
+    """An activation with a kernel, by its name there."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class HostedActivation(nn.Module):
 
 
 class _Up:
-    """The forward of a projection with GELU after it: one kernel where there is one."""
+    """The forward of a projection followed by GELU, as one kernel if there is one."""
 
     def __init__(self, module: Any) -> None:
         self._dense: HostedLinear = module.dense
@@ -51,7 +51,7 @@ class _Up:
 
 
 def host_activations(model: PreTrainedModel) -> None:
-    """Replace the activations that have a kernel, and projections with GELU; to be called after `host_layers`."""
+    """Replace activations that have a kernel, and projections with GELU; call it after `host_layers`."""
     for module in model.modules():
         act = getattr(module, "intermediate_act_fn", None)
         if isinstance(getattr(module, "dense", None), HostedLinear) and does(module, _UP):

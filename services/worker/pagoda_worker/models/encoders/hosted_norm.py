@@ -1,7 +1,7 @@
-"""Pagoda's norms in the places of transformers', and residuals that a projection adds. Knows modules; no checkpoints.
+"""Replaces transformers' norms by Pagoda's, and lets projections add residuals. Knows modules; no checkpoints.
 
-Most encoders end each half of a layer with LayerNorm(dense(x) + input). The product adds the input to its sums: one
-pass over memory less, and one rounding.
+Most encoders end each half of a layer with LayerNorm(dense(x) + input). The product adds the input to its sums, which
+saves one pass over memory and one rounding.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _ENDING = (
 
 
 class HostedLayerNorm(nn.LayerNorm):
-    """A layer norm by kernel."""
+    """A layer norm as a kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
         """See nn.LayerNorm."""
@@ -31,7 +31,7 @@ class HostedLayerNorm(nn.LayerNorm):
 
 
 def host_norms(model: nn.Module) -> None:
-    """Replace layer norms over the last dimension, and add residuals where modules do nothing else."""
+    """Replace layer norms over the last dimension, and add residuals in modules that do nothing else."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.LayerNorm and child.weight is not None and len(child.normalized_shape) == 1:

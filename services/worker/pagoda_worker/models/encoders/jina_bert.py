@@ -1,7 +1,7 @@
 """JinaBERT, the encoder of jina-embeddings-v2 and jina-reranker-v1: BERT without positions, with linear biases in both
 directions (ALiBi) and gated feed-forward layers.
 
-It came in two forms. The first (`jina-bert-implementation`) has one norm after each of its halves. The second
+There are two forms. The first (`jina-bert-implementation`) has one norm after each of its halves. The second
 (`jina-bert-v2-qk-post-norm`, jina-embeddings-v2-base-code) norms queries and keys as well, adds each half's input twice
 to the first half's output, and has the gate in the other half of its matrix.
 Source: Günther et al. 2023 (arXiv 2310.19923).
@@ -30,12 +30,12 @@ from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.model import Head
 
 _GATES = {"geglu": "gelu", "reglu": "relu"}
-"""From feed_forward_type to the activation."""
+"""Activation by feed_forward_type."""
 _QK_NORM = "jina-bert-v2-qk-post-norm"
 
 
 def is_jina_bert(config: HfConfig) -> bool:
-    """Whether a checkpoint of model_type bert is one of these."""
+    """Whether a checkpoint of model_type bert is a JinaBERT."""
     names = config.get("architectures") or [""]
     has_biases = config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi"
     return has_biases or str(names[0]).startswith("JinaBert")
@@ -45,7 +45,7 @@ def build_jina_bert(config: HfConfig, head: Head) -> BertPreTrainedModel:
     """The module of a checkpoint.
 
     Raises:
-        ModelLoadError: it has positions, or feed-forward layers without a gate.
+        ModelLoadError: the model has positions, or feed-forward layers without a gate.
     """
     kind = config.get("position_embedding_type")
     if kind != "alibi":

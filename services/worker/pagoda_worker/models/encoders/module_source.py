@@ -1,4 +1,4 @@
-"""What a module of transformers does, by its source: modules with the same parts may do something else with them."""
+"""Checks what a transformers module does by its source, because equal parts may be used differently."""
 
 import inspect
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def does(module: nn.Module, lines: tuple[str, ...]) -> bool:
-    """Whether these are all lines of its forward; False also where transformers is installed without sources."""
+    """Whether these are all lines of its forward; also False if transformers is installed without sources."""
     try:
         source = inspect.getsource(type(module).forward).splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Attention of transformers' modules over whole sequences that lie one after the other, and their masks as functions.
+"""Attention of transformers' modules over packed whole sequences, with masks as functions.
 
 Knows the interfaces of transformers; no cache and no checkpoints.
 """
@@ -26,15 +26,15 @@ MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PackedMask:
-    """transformers' mask as a rule: which keys of its own sequence a query sees."""
+    """A transformers mask as a rule: which keys of its own sequence a query sees."""
 
     function: MaskFunction
     made: dict[int, Tensor | None] = field(default_factory=dict)
-    """By first token of a sequence: [length, length] bool; None: each query sees all."""
+    """Masks by first token of a sequence: [length, length] bool; None: each query sees all keys."""
 
     @property
     def is_causal(self) -> bool:
-        """Whether it is the plain causal mask."""
+        """Whether the rule is the plain causal mask."""
         return self.function is causal_mask_function
 
     def of(self, start: int, length: int, device: torch.device) -> Tensor | None:
@@ -61,13 +61,13 @@ class PackedRun:
     """One forward pass."""
 
     starts: Sequence[int]
-    """First token of each sequence, and after the last one the number of tokens."""
+    """First token of each sequence, then the number of tokens."""
     num_calls: int = 0
-    """Layers that attended."""
+    """Number of layers that attended."""
 
 
 class _Current(threading.local):
-    """The pass of this thread."""
+    """The current pass of this thread."""
 
     running: PackedRun | None = None
 
@@ -76,7 +76,7 @@ PACKED = _Current()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *, slopes: Tensor | None = None) -> Tensor:
-    """Attention of a module of Pagoda's own in the pass that runs: each token over all of its sequence.
+    """Attention of a Pagoda module in the current pass: each token over its whole sequence.
 
     Args:
         query, key, value: [num_tokens, num_heads, head_dim].
@@ -138,6 +138,6 @@ def _mask(*args: Any, mask_function: MaskFunction, **others: Any) -> PackedMask:
 
 
 def register() -> None:
-    """Make the implementation known to transformers; as often as one likes."""
+    """Register the implementation with transformers; repeated calls have no effect."""
     AttentionInterface.register(NAME, attend_packed)
     AttentionMaskInterface.register(NAME, _mask)

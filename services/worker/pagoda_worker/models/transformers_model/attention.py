@@ -1,5 +1,5 @@
-"""What transformers' modules meet in place of its attention: paged attention over packed batches, masks as rules, and a
-cache that passes keys and values through. Knows the interfaces of transformers; no checkpoints."""
+"""Replacements for transformers' attention interface: paged attention over packed batches, masks as rules, and a cache
+that passes keys and values through. Knows the interfaces of transformers; no checkpoints."""
 
 import threading
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from pagoda_worker.models.model import AttentionLayer
 NAME = "pagoda"
 """Name of the implementation in transformers."""
 PROBED = (0, 1, 2, 5, 63, 1000, 1 << 20)
-"""Positions of queries for which a mask is compared with the rule that it is taken for."""
+"""Query positions for which a mask is compared with its assumed rule."""
 HARMLESS = frozenset(
     {
         *("dropout", "position_ids", "position_embeddings", "use_cache", "output_attentions", "output_hidden_states"),
@@ -26,35 +26,35 @@ HARMLESS = frozenset(
         *("logits_to_keep", "num_items_in_batch", "shape", "deterministic", "past_key_values", "training"),
     }
 )
-"""Arguments of attention that change nothing here."""
+"""Arguments of attention without effect here."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """transformers' mask as a rule: each query sees itself and the keys before it."""
+    """A transformers mask as a rule: each query sees itself and earlier keys."""
 
     window: int | None
-    """Keys that a query sees, its own included; None sees all."""
+    """Number of keys that a query sees, its own included; None: all."""
     is_known: bool = True
-    """False: the mask is something else, and a layer that takes it cannot run."""
+    """False: the mask follows another rule, and a layer that uses it cannot run."""
 
     def __getitem__(self, index: object) -> "MaskRule":
-        """The same for a part of the queries and keys."""
+        """The mask of a part of the queries and keys."""
         return self
 
 
 class PassingCache(Cache):  # type: ignore[misc]  # transformers: Any
-    """A cache of transformers that keeps nothing: keys and values pass on to attention, which has its own cache."""
+    """A transformers cache that keeps nothing: keys and values are passed to attention, which has its own cache."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Both as they are."""
+        """Return both unchanged."""
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing is in it."""
+        """The cache is empty."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -74,17 +74,17 @@ class PassingCache(Cache):  # type: ignore[misc]  # transformers: Any
 
 @dataclass(slots=True)
 class Run:
-    """One forward pass: what attention and masks do meanwhile."""
+    """One forward pass: computes attention and masks for the module."""
 
     context: ForwardContext
     layers: tuple[AttentionLayer, ...]
     positions: Tensor
     given: Tensor | None = None
-    """Final hidden states, in place of what the inner module would compute."""
+    """Final hidden states, which replace the inner module's."""
     has_masks: bool = True
-    """Whether layers get rules for masks; else they get none."""
+    """Whether layers get rules for masks; else no masks."""
     calls: int = 0
-    """Layers that ran."""
+    """Number of layers that ran."""
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: "Options") -> Tensor:
         """[1, heads, num_tokens, head_dim] each to [1, num_tokens, num_heads, value_dim]."""
@@ -95,7 +95,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How one layer asks for attention."""
+    """Attention options that one layer requests."""
 
     scale: float
     window: int | None
@@ -105,7 +105,7 @@ class Options:
 
 @dataclass(slots=True)
 class Probe:
-    """A forward pass without values, which notes how each layer attends."""
+    """A forward pass without values, which records how each layer attends."""
 
     positions: Tensor
     given: Tensor | None = None
@@ -138,7 +138,7 @@ Pass: TypeAlias = Run | Probe
 
 
 class _Current(threading.local):
-    """The pass of this thread."""
+    """The current pass of this thread."""
 
     running: Pass | None = None
 
@@ -170,7 +170,7 @@ def _attention(
 def _check(module: nn.Module, query: Tensor, mask: Any, others: dict[str, Any]) -> None:
     """
     Raises:
-        ModelLoadError: it is not causal attention of one packed batch, or with options that are unknown.
+        ModelLoadError: it is not causal attention over one packed batch, or it has unknown options.
     """
     is_bidirectional = others.get("is_causal", getattr(module, "is_causal", True)) is False
     is_known = isinstance(mask, MaskRule) and mask.is_known  # which says more than the flag
@@ -188,7 +188,7 @@ def _check(module: nn.Module, query: Tensor, mask: Any, others: dict[str, Any]) 
 
 
 def _mask(*args: Any, mask_function: Any, local_size: int | None = None, **others: Any) -> MaskRule | None:
-    """A rule in place of a mask; in a probe it is compared with the function that makes the mask."""
+    """A rule instead of a mask; a probe compares it with the function that makes the mask."""
     running = CURRENT.running
     if not isinstance(running, Probe):
         return MaskRule(local_size) if running is None or running.has_masks else None
@@ -229,6 +229,6 @@ def _visible(function: Any, query: int, keys: Tensor) -> Tensor:
 
 
 def register() -> None:
-    """Make the implementation known to transformers; as often as one likes."""
+    """Register the implementation with transformers; repeated calls have no effect."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)

@@ -1,4 +1,4 @@
-"""Builds a module of transformers from a config.json: parameters without memory, buffers with their values."""
+"""Builds a transformers module from a config.json: parameters without memory, buffers with their values."""
 
 import contextlib
 import threading
@@ -25,7 +25,7 @@ def build_backbone(config: HfConfig) -> PreTrainedModel:
     """The causal language model of a checkpoint.
 
     Raises:
-        ModelLoadError: transformers has none that only attends, or cannot make it of such a config.json.
+        ModelLoadError: transformers has no such model with only attention, or cannot build it from this config.json.
     """
     register()
     parsed, model_class = parse_config(config)
@@ -56,10 +56,10 @@ def _unbuilt(error: Exception) -> ModelLoadError:
 
 
 def parse_config(config: HfConfig) -> tuple[Any, Any]:
-    """transformers' object of a config.json, and the class of its causal language model.
+    """transformers' config object for a config.json, and the class of its causal language model.
 
     Raises:
-        ModelLoadError: transformers knows no causal language model of it, or one that does more than to attend.
+        ModelLoadError: transformers has no causal language model for it, or one with more than attention.
     """
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
@@ -83,7 +83,7 @@ def parse_config(config: HfConfig) -> tuple[Any, Any]:
 
 
 def _model_class(config_class: Any, config: HfConfig) -> Any:
-    """By the type of the config; where that means the whole of a model for images and texts, by the architecture."""
+    """By the type of the config; if that is a whole multimodal model, by the architecture."""
     if config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
         return MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     names = [name for name in config.get("architectures") or [] if str(name).endswith("ForCausalLM")]
@@ -93,7 +93,7 @@ def _model_class(config_class: Any, config: HfConfig) -> Any:
 
 @contextlib.contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Give parameters of this thread no memory when a module takes them; buffers are computed as ever."""
+    """Context in which this thread's modules get parameters without memory; buffers are computed as usual."""
     register_parameter, thread = _REGISTER, threading.get_ident()
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

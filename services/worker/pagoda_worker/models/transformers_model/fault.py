@@ -1,4 +1,4 @@
-"""Where in a module of transformers an exception comes from. Knows tracebacks; no models."""
+"""Finds the transformers module that raised an exception. Knows tracebacks; no models."""
 
 import traceback
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def part_at_fault(error: BaseException) -> str | None:
-    """Class name of the innermost part of transformers that was at work; None: there was none."""
+    """Class name of the innermost transformers module in the traceback; None if there is none."""
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         part = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""Pagoda's matrices in the places of a transformers module's stacked experts. Knows their forms; no routers."""
+"""Replaces a transformers module's stacked experts by Pagoda's layers. Knows their forms; no routers."""
 
 import inspect
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from pagoda_worker.models.transformers_model.attention import CURRENT, Probe
 from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear
 
 UP, DOWN = ("gate_up_proj", "up_proj"), "down_proj"
-"""transformers' names of stacked matrices, with a gate or without; and the reverse."""
+"""transformers' names of stacked matrices, with a gate or without."""
 FORM = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
 """Attributes of modules whose form transformers' own experts implementations rely on."""
 
 
 class HostedExperts(nn.Module):
-    """Experts of a mixture: `up` and `down` of each as a layer of its own. The module's router chooses and weighs.
+    """Experts of a mixture, with `up` and `down` of each as separate layers. The module's router chooses and weights.
 
-    One kernel where there is one: in bfloat16 on a CPU, on a GPU with plain matrices. Else plain operations, one expert
-    after the other. Either way, an expert that some token has is read once a step.
+    Uses one kernel if there is one: in bfloat16 on a CPU, on a GPU with plain matrices. Else plain operations, expert
+    by expert. Either way, a chosen expert is read once per step.
     """
 
     def __init__(self, module: nn.Module, *, prefix: str) -> None:
@@ -58,10 +58,10 @@ class HostedExperts(nn.Module):
         self._activation = find_activation(module) if self._has_gate else None
         self._kernel: RoutedExperts | GroupedExperts | None = None
         self._is_bound = False
-        """Whether there is a kernel was asked, for the weights as they are held."""
+        """Whether a kernel was already looked up for the current weights."""
 
     def __getattr__(self, name: str) -> Any:
-        """Its own, else what the module has: others may ask for the number of experts."""
+        """An attribute of this module, else of the replaced one, such as the number of experts."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -71,7 +71,7 @@ class HostedExperts(nn.Module):
             return getattr(module[0], name)
 
     def stacked(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Names of stacked parameters as transformers has them, and of those of each expert that hold them."""
+        """transformers' names of stacked parameters, and the names of each expert's parameters."""
         first: Any = self.experts[0]
         for stacked, name in ((self.up_name, "up"), (DOWN, "down")):
             for suffix, leaf in (("", "weight"), ("_bias", "bias")):
@@ -102,11 +102,11 @@ class HostedExperts(nn.Module):
         return output.to(x.dtype).view(x.shape)
 
     def release_kernels(self) -> None:
-        """Let go of weights that are about to be replaced."""
+        """Release weights that are about to be replaced."""
         self._kernel, self._is_bound = None, False
 
     def _bind(self, dtype: torch.dtype) -> None:
-        """Find the kernel for the weights as they are held now."""
+        """Look up the kernel for the current weights."""
         self._is_bound = True
         if self._activation is None:
             return
@@ -133,7 +133,7 @@ class HostedExperts(nn.Module):
 
 
 def find_activation(module: Any) -> str | None:
-    """Which of the kernels' gates a module computes, as some values show; None: another one, or another order."""
+    """The kernel's gate that a module computes, tested with some values; None: another gate or order."""
     far = torch.tensor([-1e5, -1e3, -50.0, 50.0, 1e3, 1e5], dtype=torch.float64, device="cpu")
     gate = torch.cat([torch.linspace(-12, 12, 97, dtype=torch.float64, device="cpu"), far])
     values = torch.stack([torch.cat([gate, gate.roll(shift) + shift]) for shift in (-7, 1, 40)])
@@ -159,7 +159,7 @@ def host_experts(model: nn.Module, *, prefix: str) -> None:
 
 
 def can_host(module: nn.Module) -> bool:
-    """Whether a module holds experts in a form that transformers' own experts implementations know."""
+    """Whether a module's experts have a form that transformers' own experts implementations support."""
     if not all(hasattr(module, name) for name in FORM) or getattr(module, "has_post_expert_norm", True):
         return False
     names = {name for name in UP if name in module._parameters}

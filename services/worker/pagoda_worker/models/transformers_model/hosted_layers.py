@@ -1,5 +1,5 @@
-"""Pagoda's layers in the places of a transformers module's own: matrices that may be packed, quantized and shared by
-ranks. Knows modules and tensor-parallel plans; no checkpoints."""
+"""Replaces a transformers module's layers by Pagoda's, whose matrices may be packed, quantized and divided among ranks.
+Knows modules and tensor-parallel plans; no checkpoints."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from pagoda_worker.models.transformers_model.attention import CURRENT, Probe
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 COLUMN, ROW, GATHER = "colwise", "rowwise", "colwise_gather_output"
-"""Styles of a plan that are followed: outputs are shared out, inputs are, outputs are and the leader gets all."""
+"""Supported styles of a plan: divided outputs, divided inputs, divided outputs that the leader gathers."""
 _STYLES = {COLUMN: COLUMN, ROW: ROW, GATHER: GATHER, "colwise_rep": GATHER}
 
 
@@ -25,12 +25,12 @@ class Hosted(nn.Module):
     """A module that can take parameters of another one."""
 
     def tie(self, leaf: str, owner: nn.Module, source: str) -> None:
-        """Have the parameter `source` of `owner` as `leaf`."""
+        """Use the parameter `source` of `owner` as `leaf`."""
         self._parameters.pop(leaf, None)
         self.__dict__.setdefault("_tied", {})[leaf] = owner, source
 
     def __getattr__(self, name: str) -> Any:
-        """Parameters, tied ones too. A module that reads a matrix itself has it as it is stored."""
+        """Names of all parameters, tied ones included. A module that reads a matrix itself keeps it as stored."""
         tied = self.__dict__.get("_tied", {})
         if name in tied:
             owner, source = tied[name]
@@ -57,7 +57,7 @@ class HostedLinear(Hosted, Linear):
         """
         Args:
             in_features, out_features: of the whole.
-            style: how ranks share it; None: each has the whole.
+            style: how ranks divide it; None: each rank has the whole.
             is_transposed: a checkpoint stores it [in, out].
         """
         self.out_features = out_features if style not in (COLUMN, GATHER) else len(parallel.part(out_features))
@@ -69,7 +69,7 @@ class HostedLinear(Hosted, Linear):
         self._parallel = parallel
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[..., in_features] to [..., out_features], summed or gathered over ranks as the style says."""
+        """[..., in_features] to [..., out_features], summed or gathered over ranks by the style."""
         if isinstance(CURRENT.running, Probe):
             if x.shape[-1] != self.in_features:
                 raise ModelLoadError(f"its ranks do not share {self.prefix} as its plan says")
@@ -99,7 +99,7 @@ class HostedEmbedding(Hosted, Embedding):
 
 
 class TiedHead(Hosted):
-    """A head that multiplies with the matrix of an embedding."""
+    """A head that is tied to an embedding."""
 
     def __init__(self, table: nn.Module, *, num_rows: int, bias: nn.Parameter | None, parallel: TensorParallel) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def _linear(
 
 
 def _tie(model: nn.Module, target: str, source: str, parallel: TensorParallel) -> None:
-    """Let a parameter be that of another module."""
+    """Tie a parameter to that of another module."""
     name, _, leaf = target.rpartition(".")
     owner, _, source_leaf = source.rpartition(".")
     module, other = model.get_submodule(name), model.get_submodule(owner)
@@ -191,7 +191,8 @@ def _tie(model: nn.Module, target: str, source: str, parallel: TensorParallel) -
 
 
 def _plan(model: PreTrainedModel) -> Mapping[str, str]:
-    """Styles by pattern. Only the leader gets all outputs of a shared head; layers whose outputs all need are whole."""
+    """Styles by pattern. Only the leader gets all outputs of a divided head; layers whose outputs every rank needs are
+    not divided."""
     body = f"{model.base_model_prefix}."
     return {
         name: _STYLES[style]

@@ -1,4 +1,4 @@
-"""HostedModel: what all modules of transformers that run here have in common. Knows no attention and no steps."""
+"""HostedModel: base class of models that run a transformers module. Knows no attention and no steps."""
 
 from collections.abc import Collection, Mapping
 
@@ -11,16 +11,16 @@ from pagoda_worker.models.transformers_model.names import backbone_weights
 from pagoda_worker.models.weights import WeightNames
 
 VOLATILE = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"})
-"""Entries of config.json that say nothing about what a model computes."""
+"""Entries of config.json without effect on a model's computation."""
 
 
 class HostedModel(Model):
-    """A module of transformers: its parameters come from checkpoints, its buffers from itself."""
+    """A transformers module: its parameters come from checkpoints, its buffers from the module."""
 
     backbone: PreTrainedModel
 
     def take_buffers(self) -> None:
-        """Have persistent buffers as parameters, which a checkpoint may fill."""
+        """Turn persistent buffers into parameters, which a checkpoint may fill."""
         self._constants: dict[str, Tensor] = {}
         for name, module in self.backbone.named_modules():
             for leaf, buffer in list(module.named_buffers(recurse=False)):
@@ -32,7 +32,7 @@ class HostedModel(Model):
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """config.json, with what it leaves open."""
+        """config.json, completed with transformers' defaults."""
         options = {"model_type": None} | self.backbone.config.to_dict()  # first: it says the most
         return {name: value for name, value in options.items() if name not in VOLATILE}
 
@@ -42,7 +42,7 @@ class HostedModel(Model):
         return "modules of transformers run one after the other"
 
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """See Model, under the names that this module has for them."""
+        """See Model, by this module's names."""
         buffers = frozenset(name for name, _ in self.backbone.named_buffers())
         return backbone_weights(self.backbone, stored, buffers, self._constants).within("backbone.")
 
@@ -52,13 +52,13 @@ class HostedModel(Model):
         return {f"backbone.{name}": value for name, value in self._constants.items()}
 
     def dummy_value(self, parameter: str) -> float | None:
-        """Norms of ones, biases of zeros, and what modules compute themselves."""
+        """Norms are ones, biases zeros; other values are computed by the modules."""
         if parameter.endswith("bias"):
             return 0.0
         return 1.0 if "norm" in parameter.lower() or "ln_" in parameter else None
 
     def cast(self, dtype: torch.dtype) -> None:
-        """See Model; what transformers keeps in float32 stays so, and so do buffers."""
+        """See Model; parameters that transformers keeps in float32 stay so, as do buffers."""
         strict = list(self.backbone._keep_in_fp32_modules_strict or ())
         if dtype == torch.float16:
             strict += list(self.backbone._keep_in_fp32_modules or ())
@@ -68,7 +68,7 @@ class HostedModel(Model):
                     setattr(module, leaf, nn.Parameter(parameter.to(dtype), requires_grad=False))
 
     def prepare(self, *, max_model_len: int, device: torch.device) -> None:
-        """Bring buffers to the device."""
+        """Move buffers to the device."""
         for module in self.backbone.modules():
             for leaf, buffer in list(module.named_buffers(recurse=False)):
                 setattr(module, leaf, buffer.to(device))

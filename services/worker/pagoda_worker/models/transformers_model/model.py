@@ -21,15 +21,15 @@ from pagoda_worker.models.transformers_model.sharding import PlanSharding
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
-"""Where configs have the longest sequence."""
+"""Config keys of the maximum sequence length."""
 UNBOUND_LENGTH = 32768
-"""Tokens of a model that names no longest sequence."""
+"""Tokens of context of a model whose config does not say."""
 
 
 class TransformersModel(HostedModel):
-    """A module of transformers with paged attention and Pagoda's matrices.
+    """A transformers module with paged attention and Pagoda's matrices.
 
-    How it attends is not read but seen: a pass over two tokens without values notes what every layer asks for.
+    Its attention is found by observation: a pass over two tokens without values records what every layer requests.
     """
 
     def __init__(self, *, config: BuildConfig, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
@@ -67,7 +67,7 @@ class TransformersModel(HostedModel):
         return output.last_hidden_state[0]  # type: ignore[no-any-return]  # transformers: Any
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See Model: what the outer module makes of given hidden states."""
+        """See Model: the outer module's logits for given hidden states."""
         ids = torch.zeros(hidden.shape[0], dtype=torch.int64, device=hidden.device)
         running = Run(None, (), ids, given=hidden)  # type: ignore[arg-type]  # no layer runs
         output = self._run(running, self.backbone, ids, ids)
@@ -91,8 +91,8 @@ class TransformersModel(HostedModel):
 
 
 def longest_sequence(config: Any) -> int:
-    """Tokens, of a transformers config. Rotations that change with the longest sequence of a batch would let a sequence
-    depend on the others: what is longer than the first of them is not served."""
+    """Tokens of context of a transformers config. Rotations that depend on the longest sequence of a batch would make a
+    sequence depend on others, so only lengths up to the first change are served."""
     lengths = (getattr(config, name, None) for name in LENGTHS)
     longest = int(next((length for length in lengths if length), UNBOUND_LENGTH))
     rope = getattr(config, "rope_parameters", None) or {}

@@ -1,4 +1,4 @@
-"""Where the parameters of a transformers module come from: its own rules for the names and forms in checkpoints."""
+"""Finds the sources of a transformers module's parameters, by transformers' rules for checkpoints."""
 
 import copy
 import re
@@ -23,8 +23,8 @@ def backbone_weights(
 
     Args:
         stored: the names of all tensors of the checkpoint.
-        ignored: names, as in the module, of what a checkpoint may have and the module makes itself.
-        optional: parameters that a checkpoint may have.
+        ignored: module names of tensors that a checkpoint may have but the module computes itself.
+        optional: parameters that a checkpoint may omit.
     """
     experts = _stacked(model)
     rules = get_model_conversion_mapping(model)
@@ -78,7 +78,7 @@ def backbone_weights(
 
 
 def _stacked(model: PreTrainedModel) -> dict[str, tuple[HostedExperts, tuple[str, ...]]]:
-    """Stacked parameters that transformers' rules know and this module has not, and where their parts are."""
+    """Stacked parameters of transformers' rules that this module lacks, and the places of their parts."""
     return {
         f"{owner}.{name}": (module, tuple(f"{owner}.{place}" for place in places))
         for owner, module in model.named_modules()
@@ -97,7 +97,7 @@ def _alone(source: WeightSource) -> MadeWeights:
 
 
 def _unstacked(one: MadeWeights, experts: Mapping[str, tuple[HostedExperts, tuple[str, ...]]]) -> MadeWeights:
-    """The same with the parts of each stacked parameter in its place."""
+    """The names with the parts of each stacked parameter instead of it."""
     if not any(name in experts for name in one.parameters):
         return one
 

@@ -1,4 +1,4 @@
-"""Positions for modules of transformers that count tokens themselves, where a packed batch has its own."""
+"""Gives positions of a packed batch to transformers modules that would count tokens themselves."""
 
 import inspect
 from typing import Any
@@ -9,10 +9,10 @@ from pagoda_worker.models.transformers_model.attention import CURRENT
 
 
 def give_positions(backbone: nn.Module) -> int:
-    """Have tables of positions look up those of the pass that runs.
+    """Make position tables look up the positions of the current pass.
 
     Returns:
-        Tables that do so.
+        The changed tables.
     """
     count = 0
     for module in backbone.modules():
@@ -26,7 +26,7 @@ def give_positions(backbone: nn.Module) -> int:
 
 
 def position_offset(backbone: nn.Module) -> int:
-    """Number to add to positions: RoBERTa's family starts after the padding token's id."""
+    """Offset of positions: RoBERTa's family starts after the padding token's id."""
     for module in backbone.modules():
         if hasattr(module, "create_position_ids_from_input_ids") and hasattr(module, "padding_idx"):
             return int(module.padding_idx) + 1  # type: ignore[arg-type]  # an int, in an nn.Module
@@ -34,7 +34,7 @@ def position_offset(backbone: nn.Module) -> int:
 
 
 class _Given:
-    """A forward that takes the positions of the pass."""
+    """A forward that uses the positions of the pass."""
 
     def __init__(self, forward: Any) -> None:
         self._forward = forward

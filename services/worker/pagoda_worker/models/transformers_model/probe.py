@@ -1,4 +1,4 @@
-"""Runs a module of transformers over two tokens without values, and notes how it attends and what it gives."""
+"""Runs a transformers module over two tokens without values, and records how it attends and what it returns."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
@@ -29,12 +29,12 @@ class Seen:
 
     layers: tuple[AttentionLayer, ...]
     inner: nn.Module
-    """Gives the final hidden states."""
+    """The module that returns the final hidden states."""
     inner_output: type[ModelOutput]
     embedding_size: int
     vocab_size: int
     has_masks: bool
-    """Whether its layers get rules in place of masks; else they get none, and all are causal."""
+    """Whether its layers get rules instead of masks; else they get no masks, and all are causal."""
 
 
 def model_inputs(
@@ -44,7 +44,7 @@ def model_inputs(
 
     Args:
         input_ids, positions: [num_tokens].
-        arguments: what its forward knows.
+        arguments: names of its forward's parameters.
     """
     named = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False}
     named |= {"cache": cache, "past_key_values": cache, "return_dict": True}
@@ -56,8 +56,7 @@ def model_inputs(
 def probe(backbone: PreTrainedModel) -> Seen:
     """
     Raises:
-        ModelLoadError: it does something else than causal attention with positions that are given; the message says
-            what.
+        ModelLoadError: it does more than causal attention with given positions; the message says what.
     """
     if "position_ids" not in inspect.signature(backbone.forward).parameters and not give_positions(backbone):
         raise ModelLoadError("its forward pass takes no positions")
@@ -68,7 +67,7 @@ def probe(backbone: PreTrainedModel) -> Seen:
 
 
 class _LooksAtMasksError(Exception):
-    """A module does something with a mask."""
+    """Raised when a module uses a mask itself."""
 
 
 @torch.inference_mode()
@@ -111,7 +110,7 @@ def _probe(backbone: PreTrainedModel, *, has_masks: bool) -> Seen:
 
 
 def _untraced(error: Exception) -> str:
-    """Why a pass without values ended, by where it did."""
+    """The reason why a pass without values failed, by the place."""
     name = part_at_fault(error) or "module"
     if isinstance(error, (AssertionError, TypeError, ValueError)):  # of what it was called with
         return f"its {name} needs inputs other than token ids and positions"
@@ -121,7 +120,7 @@ def _untraced(error: Exception) -> str:
 def _check_layers(backbone: PreTrainedModel, running: Probe) -> None:
     """
     Raises:
-        ModelLoadError: some layers did something else than to attend.
+        ModelLoadError: some layers did not attend through the interface.
     """
     recurrent = [name for name, module in backbone.named_modules() if isinstance(module, nn.Conv1d)]
     text = backbone.config.get_text_config(decoder=True)
@@ -133,7 +132,7 @@ def _check_layers(backbone: PreTrainedModel, running: Probe) -> None:
 
 
 class _Given:
-    """A hook that notes the outermost module with final hidden states."""
+    """A hook that records the outermost module with final hidden states."""
 
     module: nn.Module | None = None
     output: type[ModelOutput] = ModelOutput
@@ -157,7 +156,7 @@ _VALUES: dict[Any, Callable[[Tensor], Any]] = {
 
 
 class _NoValues(TorchFunctionMode):
-    """Answers zero and false where values are asked for and there are none."""
+    """Returns zero and false where code needs values that do not exist."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The result of an operation."""
@@ -167,7 +166,7 @@ class _NoValues(TorchFunctionMode):
 
 
 class _NoIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
-    """Finds nothing where indices of values are asked for and there are no values."""
+    """Returns empty results where code needs indices of values that do not exist."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The result of an operation."""

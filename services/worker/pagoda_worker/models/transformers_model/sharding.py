@@ -1,4 +1,4 @@
-"""PlanSharding: what a rank holds of a transformers module's parameters, by the module's own plan."""
+"""PlanSharding: a rank's part of a transformers module's parameters, by the module's tensor-parallel plan."""
 
 from torch import nn
 
@@ -7,10 +7,10 @@ from pagoda_worker.parallel.tensor_parallel import TensorParallel
 
 
 class PlanSharding:
-    """A WeightSharding by the styles of hosted layers; what has no style is on every rank."""
+    """A WeightSharding by the styles of hosted layers; parameters without a style are on every rank."""
 
     def __init__(self, model: nn.Module, parallel: TensorParallel) -> None:
-        """`model`: its names are those of parameters."""
+        """`model`: its module names are those of parameters."""
         self._parallel = parallel
         self._styles = {name: layer.style for name, layer in hosted_linears(model) if layer.style is not None}
 
