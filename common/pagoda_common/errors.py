@@ -1,6 +1,6 @@
-"""The one way to fail: every error that a user can cause or meet, and the one table from it to gRPC and HTTP.
+"""The errors that a user can cause or meet, and the one table that maps them to gRPC and HTTP.
 
-Cores raise these; the gRPC interceptor (rpc.py) and the HTTP exception handlers translate them; anything else is a bug.
+Cores raise these; the gRPC interceptor and the HTTP exception handlers translate them; any other exception is a bug.
 """
 
 from dataclasses import dataclass

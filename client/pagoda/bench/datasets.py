@@ -162,7 +162,7 @@ def sharegpt_requests(
         turns = [entry.get("conversations") or [] for entry in json.loads(content)]
         pairs = [(turn[0]["value"], turn[1]["value"]) for turn in turns if len(turn) >= 2]
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        message = f"{args.dataset_path} is no JSON list of conversations: {error!r}"
+        message = f"{args.dataset_path} is not a JSON list of conversations: {error!r}"
         raise ConfigError(message, field="dataset_path") from None
     if not args.disable_shuffle:
         draw.shuffle(pairs)

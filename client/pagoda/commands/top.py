@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.once:
         return _print_once(source, args.interval)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        parser.error("standard input and output are no terminal; --once prints one frame")
+        parser.error("standard input and output are not a terminal; --once prints one frame")
     with contextlib.suppress(KeyboardInterrupt), _raw_terminal():
         _follow(source, args.interval)
     return 0

@@ -90,9 +90,9 @@ def parse_line(text: bytes) -> BatchLine:
     except UnicodeDecodeError as error:
         raise LineError("invalid_json_line", f"the line is not UTF-8 at byte {error.start}: {error.reason}") from None
     except RecursionError:
-        raise LineError("invalid_json_line", "the line is no JSON: it is nested too deeply") from None
+        raise LineError("invalid_json_line", "the line is not JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise LineError("invalid_json_line", f"the line is no JSON: {error}") from None
+        raise LineError("invalid_json_line", f"the line is not JSON: {error}") from None
     if not isinstance(line, dict):
         raise LineError("invalid_json_line", f"the line must be a JSON object, got a {type(line).__name__}")
     custom_id, method, url, body = (line.get(name) for name in ("custom_id", "method", "url", "body"))

@@ -125,4 +125,4 @@ def _parse(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise PagodaError(f"the server sent no JSON: {text[:200]!r}") from None
+        raise PagodaError(f"the server did not send JSON: {text[:200]!r}") from None

@@ -108,7 +108,7 @@ def read_for_pooling(prompts: PromptInput | Sequence[PromptInput], maker: Prompt
             raise InvalidRequest("prompt is empty: it must have at least one token", field=f"prompts[{place}]")
         for one in ids or ():
             if type(one) is not int:
-                raise InvalidRequest(f"prompt has token {one!r}, which is no token id", field=f"prompts[{place}]")
+                raise InvalidRequest(f"prompt has token {one!r}, which is not a token id", field=f"prompts[{place}]")
         given.append(text or "" if ids is None else ids)
         salts.append(salt)
     return [PoolingInput(made, salt) for made, salt in zip(maker.make_all(given), salts, strict=True)]

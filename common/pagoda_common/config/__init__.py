@@ -1,1 +1,1 @@
-"""One configuration, from flags, variables and files. Starts nothing."""
+"""The configuration, from flags, environment variables and files. Starts nothing."""

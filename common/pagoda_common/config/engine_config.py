@@ -1,6 +1,6 @@
-"""The one configuration object, built in `__main__`, validated here, handed down and never written to.
+"""The one configuration object: built in `__main__`, validated here, passed down and never changed.
 
-What is measured at run time (number of blocks, the checkpoint's context length) is a result and has no place here.
+Values measured at run time (number of blocks, the checkpoint's context length) are results and are not part of it.
 """
 
 from dataclasses import dataclass, field

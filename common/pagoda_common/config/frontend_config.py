@@ -1,4 +1,4 @@
-"""The frontend's configuration: where it listens, what it serves, how it treats clients. The engine's is config.py."""
+"""The frontend's configuration: addresses, served models, limits, client keys. The engine's is in engine_config.py."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal

@@ -49,7 +49,7 @@ def _from_json(entry: str) -> dict[str, Any]:
     try:
         given = json.loads(entry)
     except ValueError as error:
-        raise ConfigError(f"models has {entry!r}, which is no JSON: {error}", field=FIELD) from error
+        raise ConfigError(f"models has {entry!r}, which is not JSON: {error}", field=FIELD) from error
     unknown = sorted(given.keys() - set(KEYS))
     if unknown:
         message = f"models has the key {unknown[0]!r}, must be one of {', '.join(KEYS)}"

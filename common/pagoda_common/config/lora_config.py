@@ -1,4 +1,4 @@
-"""LoraConfig: whether requests may have LoRA adapters, how many at a time, and which there are at the start."""
+"""LoraConfig: whether requests may use LoRA adapters, their limits, and the adapters at start."""
 
 import json
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def _adapter(text: str) -> LoraAdapter:
         try:
             given = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"lora_modules has {text!r}, which is no JSON: {error}", field="lora_modules") from error
+            raise ConfigError(f"lora_modules has {text!r}, which is not JSON: {error}", field="lora_modules") from error
         unknown = sorted(given.keys() - MODULE_KEYS)
         if unknown:
             message = f"lora_modules has the key {unknown[0]!r}, must have {', '.join(sorted(MODULE_KEYS))}"

@@ -1,4 +1,4 @@
-"""How a service tells what it does: its log lines, its traces, its connections. The same for all three services."""
+"""ObservabilityConfig: log lines, traces and connection statistics. The same for all three services."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -1,4 +1,4 @@
-"""How hidden states become vectors, as an operator says it: the keys of vLLM's --pooler-config. Knows no model."""
+"""PoolerConfig: the operator's options for pooling, with the keys of vLLM's --pooler-config. Knows no model."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args

@@ -1,4 +1,4 @@
-"""Names of quantizations, as ``--quantization`` takes them: what a checkpoint holds, or what its floats become."""
+"""Names of quantizations for ``--quantization``: the checkpoint's method, or a scheme for its floats."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""How services trust each other, and what may go unencrypted: files and rules. Reads no file (credentials.py does)."""
+"""SecurityConfig: how services trust each other, and which connections may be unencrypted. Reads no files
+(credentials.py does)."""
 
 import ipaddress
 from dataclasses import dataclass, field

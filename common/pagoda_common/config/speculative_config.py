@@ -1,4 +1,4 @@
-"""The options of --speculative-config, with vLLM's keys: how a worker guesses tokens. Knows no request's state."""
+"""The options of --speculative-config, with vLLM's keys: how a worker drafts tokens. Knows no request's state."""
 
 import json
 from dataclasses import asdict, dataclass, fields

@@ -1,1 +1,1 @@
-"""The engine as its clients see it: sessions, streams and text. Knows no HTTP."""
+"""The client side of the engine: sessions, streams and text. Knows no HTTP."""

@@ -1,4 +1,4 @@
-"""The engine as its clients see it: submit token ids, get token ids, and never notice that the scheduler was away.
+"""EngineClient: submits token ids and receives token ids, across losses of the scheduler.
 
     client = EngineClient(address="127.0.0.1:50051")
     await client.start()

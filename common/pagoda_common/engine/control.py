@@ -1,4 +1,4 @@
-"""EngineControl: a scheduler's calls for operators, as frontends and Python programs make them."""
+"""EngineControl: operators' calls to a scheduler, for frontends and Python programs."""
 
 from collections.abc import Sequence
 

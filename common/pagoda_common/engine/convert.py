@@ -1,4 +1,4 @@
-"""Domain types to messages and back, for what more than one service converts. Pure functions."""
+"""Converts domain types that several services share to messages and back. Pure functions."""
 
 import functools
 import hashlib

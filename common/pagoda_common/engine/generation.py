@@ -1,4 +1,4 @@
-"""Token ids to text for whole requests: detokenizes, finds stop strings, and ends what met one. No HTTP, no gRPC.
+"""Generates text for whole requests: detokenizes, finds stop strings, and ends sequences at one. No HTTP, no gRPC.
 
 Both the frontend and the client library turn an engine's tokens into text here, so both give the same text.
 """

@@ -1,4 +1,5 @@
-"""The engine as cores see it. EngineClient is one over gRPC; a core that names this instead knows no gRPC."""
+"""The interface of the engine for cores. EngineClient implements it over gRPC; cores that use the interface know no
+gRPC."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""One Session stream to the scheduler, from hello to break: slots, columns in, batches out.
+"""One Session stream to the scheduler, from hello to its end: slots, columns in, batches out.
 
-A session is used once. What must outlive it, the open requests and their tokens, is in EngineStream; EngineClient makes
-a new session and submits them again.
+A session is used once. Open requests and their tokens, which outlive it, are in EngineStream; EngineClient makes a new
+session and submits them again.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ class EngineSession:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first: Any = await call.read()
             if first is grpc.aio.EOF or not first.HasField("hello"):
-                await self._raise_end(call, "the scheduler did not say hello")
+                await self._raise_end(call, "the scheduler did not send hello")
             self._epoch = first.session_epoch
             self._acknowledges = first.hello.takes_acknowledgements
             self._on_open(self)
@@ -150,7 +150,7 @@ class EngineSession:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
         except TimeoutError as error:
-            raise NotReady(f"the scheduler did not say hello within {HELLO_TIMEOUT_S:g} s") from error
+            raise NotReady(f"the scheduler did not send hello within {HELLO_TIMEOUT_S:g} s") from error
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:

@@ -1,4 +1,4 @@
-"""How alike two texts are, by their vectors. Numbers alone."""
+"""Similarity of texts by their vectors. Knows only numbers."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -1,6 +1,7 @@
-"""One open request as its client holds it: the token log of each sequence, and who waits for news.
+"""EngineStream: the client's state of one open request: the token log of each sequence, and the waiting reader.
 
-Law of addresses: a sequence takes exactly its next offset, drops what it has, and reports a gap. No gRPC in here.
+Rule of token offsets: a sequence accepts exactly its next offset, ignores tokens that it has, and reports a gap. Knows
+no gRPC.
 """
 
 import asyncio

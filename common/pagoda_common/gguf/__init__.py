@@ -1,1 +1,1 @@
-"""GGUF files: what stands in them, as the config and the tokenizer of a checkpoint. Knows no weights and no tensors."""
+"""GGUF files: reads their content as a checkpoint's config and tokenizer. Knows no weights and no tensors."""

@@ -1,4 +1,4 @@
-"""config.json of a GGUF file's metadata, and the names of its tensors as transformers has them."""
+"""Converts a GGUF file's metadata to config.json, and its tensor names to transformers'."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A GGUF file, or one of several parts, as the directory of a checkpoint."""
+"""Turns a GGUF file (or several parts) into a checkpoint directory."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""GgufFile: the header of a GGUF file, read with bounds: metadata, and where each tensor lies. Reads no weights.
+"""GgufFile: reads the header of a GGUF file with bounds: metadata, and the place of each tensor. Reads no weights.
 
 Our own reader and not the package gguf, which the tests compare it with: a header of someone else must end in one
 sentence whatever it holds, the vocabulary must be there within a fraction of a second, and no file is mapped.
@@ -93,8 +93,8 @@ class GgufFile:
         """Read a header.
 
         Raises:
-            ModelLoadError: it is no GGUF file, of another version, damaged, or cut off; the message names file, key or
-                tensor.
+            ModelLoadError: it is not a GGUF file, of another version, damaged, or cut off; the message names
+                file, key or tensor.
         """
         try:
             with path.open("rb") as file:
@@ -136,7 +136,7 @@ class _Header:
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError:
-            raise self.fail(f"has {what} that is no UTF-8") from None
+            raise self.fail(f"has {what} that is not UTF-8") from None
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
         if kind in _SCALARS:
@@ -164,7 +164,7 @@ class _Header:
 
 def _read(path: Path, header: _Header) -> GgufFile:
     if header.take(4, "its first four bytes") != MAGIC:
-        raise header.fail("is no GGUF file: it does not begin with GGUF")
+        raise header.fail("is not a GGUF file: it does not begin with GGUF")
     version = header.number("I", "its version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

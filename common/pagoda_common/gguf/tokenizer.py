@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file's metadata, as the files that a checkpoint has for one. Knows no tensors.
+"""Converts the tokenizer in a GGUF file's metadata to a checkpoint's tokenizer files. Knows no tensors.
 
 Sources: the keys tokenizer.ggml.* of the GGUF specification; the splitting patterns are those that the models'
 tokenizer.json files publish.

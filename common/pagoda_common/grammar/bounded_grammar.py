@@ -1,4 +1,4 @@
-"""BoundedCompiler: compiles constraints where a bad one must not end the process, in a worker or a user's program.
+"""BoundedCompiler: compiles constraints so that a bad one cannot end the process (a worker or a user's program).
 
 What is small compiles in bounded time and stack, by llguidance's own limits; what is large is tried in a process of its
 own first. The frontend tries everything (its grammar_checks), for there anybody asks. No gRPC, no asyncio.

@@ -82,7 +82,7 @@ def _characters(text: str) -> list[tuple[str, bool]]:
         elif match is not None and match[5]:
             found.append((match[5], False))
         else:
-            raise _refuse(f"{text[place : place + 10]!r} is no escape of GBNF")
+            raise _refuse(f"{text[place : place + 10]!r} is not an escape of GBNF")
         place = match.end()
     return found
 

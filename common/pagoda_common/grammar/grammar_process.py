@@ -1,4 +1,4 @@
-"""A process that compiles constraints so that its parent need not: a bad one may take time, memory or a stack.
+"""A process that compiles constraints for its parent, because a bad one may take much time, memory or stack.
 
 Reads one JSON object a line ({"params": …}, fields of StructuredOutputsParams), answers one a line ({"error": text or
 null}). Ends when its input does.

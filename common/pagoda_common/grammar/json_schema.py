@@ -1,4 +1,4 @@
-"""Rewrites of JSON schemas into what llguidance can guarantee: the same documents, or fewer where that was asked."""
+"""Rewrites JSON schemas into forms that llguidance can guarantee: for the same documents, or fewer if requested."""
 
 from collections.abc import Callable
 from itertools import combinations, permutations

@@ -1,4 +1,4 @@
-"""Context-free grammars as users write them, in the one syntax that llguidance reads."""
+"""Converts users' context-free grammars to llguidance's syntax."""
 
 import re
 

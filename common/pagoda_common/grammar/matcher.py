@@ -1,6 +1,7 @@
-"""From StructuredOutputsParams to a matcher that says which token may come next: llguidance, for one tokenizer.
+"""Compiles StructuredOutputsParams to a matcher that says which tokens may come next, with llguidance for one
+tokenizer.
 
-The frontend compiles a constraint to refuse a bad one, the worker to obey it. No torch, no gRPC.
+The frontend compiles a constraint to refuse a bad one, the worker to enforce it. No torch, no gRPC.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Schemas that no finite document fits, for what they ask for asks for itself again. Knows no grammar."""
+"""Finds schemas that no finite document fits, because they require themselves recursively. Knows no grammar."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Opposites of JSON schemas: for each keyword, what a document has that does not fit it. Knows no grammar."""
+"""Negates JSON schemas: for each keyword, a schema of documents that do not fit it. Knows no grammar."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class Opposites(ABC):
         if isinstance(schema, bool):
             return not schema
         if not isinstance(schema, dict):
-            raise Inexpressible(f"{path} is no schema")
+            raise Inexpressible(f"{path} is not a schema")
         self._count(path)
         parts: list[Any] = []
         failure: Inexpressible | None = None

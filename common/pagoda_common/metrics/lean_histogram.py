@@ -1,4 +1,4 @@
-"""Prometheus histograms that cost little to fill, for what happens in every step or with every token."""
+"""Prometheus histograms with cheap updates, for events in every step or with every token."""
 
 import time
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""GET /metrics of a process that has no HTTP server of its own."""
+"""GET /metrics for a process without an HTTP server."""
 
 import socket
 import threading

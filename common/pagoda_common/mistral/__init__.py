@@ -1,1 +1,1 @@
-"""Mistral's own form of checkpoints: params.json and tekken.json. Knows no weights and no tensors."""
+"""Mistral's checkpoint format: params.json and tekken.json. Knows no weights and no tensors."""

@@ -1,4 +1,4 @@
-"""config.json of a params.json, and what transformers calls the tensors of consolidated.safetensors."""
+"""Converts params.json to config.json, and the tensor names of consolidated.safetensors to transformers'."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def model_config(path: Path) -> dict[str, Any]:
     """The equivalent config.json.
 
     Raises:
-        ModelLoadError: the file is no JSON object, lacks a size, or describes what is not supported.
+        ModelLoadError: the file is not a JSON object, lacks a size, or describes what is not supported.
     """
     try:
         params = json.loads(path.read_text(encoding="utf-8"))

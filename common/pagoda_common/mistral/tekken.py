@@ -1,4 +1,5 @@
-"""The tokenizer of a tekken.json: ranks of byte strings as a byte-level BPE, special tokens, and a chat template."""
+"""Converts tekken.json to a tokenizer: a byte-level BPE from ranks of byte strings, special tokens, and a chat
+template."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""BeamSearchParams: how the engine searches instead of sampling. The names are vLLM's."""
+"""BeamSearchParams: options of beam search, which replaces sampling. The names are vLLM's."""
 
 import math
 from dataclasses import dataclass

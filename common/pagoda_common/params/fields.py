@@ -1,4 +1,4 @@
-"""One row of the table of sampling fields: its type, its bounds, and where else it has a name. Knows no values."""
+"""One row of the table of sampling fields: type, bounds, and names elsewhere. Knows no values."""
 
 import dataclasses
 import math

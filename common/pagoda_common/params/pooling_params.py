@@ -1,4 +1,4 @@
-"""PoolingParams: what is made of a prompt instead of an output. Does not know models."""
+"""PoolingParams: how a prompt is pooled instead of continued. Knows no models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""SamplingParams: what a user may ask of sampling, validated on construction. Names and defaults are vLLM's."""
+"""SamplingParams: the user's sampling options, validated on construction. Names and defaults are vLLM's."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Cutting prompts that are too long, as truncate_prompt_tokens asks. No engine, no HTTP."""
+"""Truncates prompts that are too long, by truncate_prompt_tokens. No engine, no HTTP."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

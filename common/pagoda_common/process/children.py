@@ -1,4 +1,4 @@
-"""Parents and children: free ports, spawning our services, and no orphan when a parent is killed."""
+"""Child processes: finds free ports, spawns services, and ends them when their parent is killed."""
 
 import contextlib
 import os

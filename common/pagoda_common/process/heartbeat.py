@@ -1,6 +1,6 @@
-"""Heartbeats of a child process to the one that keeps it running, through an inherited pipe.
+"""Heartbeats of a child process to its supervisor, through an inherited pipe.
 
-A process that is stopped, or whose event loop is stuck, is alive to the operating system and dead to everyone else.
+A process that is stopped, or whose event loop is stuck, looks alive to the operating system but serves no requests.
 Source: the watchdog of systemd's sd_notify; a pipe needs no name in the file system.
 """
 

@@ -1,4 +1,4 @@
-"""Gives memory back to the machine after a burst of requests."""
+"""Returns memory to the operating system after a burst of requests."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Limits of a process that does jobs for its parent: a job that breaks one ends the process, and nothing else."""
+"""Limits of a helper process: a job that exceeds one ends only that process."""
 
 import contextlib
 import resource

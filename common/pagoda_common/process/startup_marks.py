@@ -1,4 +1,4 @@
-"""Marks of how far a service has come with its start, for `pagoda serve --verbose`: lines on stderr."""
+"""Progress marks of a service's start on stderr, for `pagoda serve --verbose`."""
 
 import sys
 import time

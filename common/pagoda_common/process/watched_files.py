@@ -1,4 +1,4 @@
-"""The content of files, read again after they change; an invalid content keeps the old one. Knows no gRPC."""
+"""WatchedFiles: reloads files after they change; invalid content keeps the old one. Knows no gRPC."""
 
 import logging
 import os

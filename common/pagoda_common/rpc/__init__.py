@@ -1,1 +1,1 @@
-"""gRPC plumbing: servers, channels, credentials, keys. Knows no service of ours."""
+"""gRPC infrastructure: servers, channels, credentials, keys. Knows no specific service."""

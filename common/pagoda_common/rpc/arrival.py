@@ -1,4 +1,5 @@
-"""Arrivals: a request that has begun to come and does not end is given up. Knows calls and their time; no messages.
+"""Arrivals: ends calls whose request message does not arrive completely in time. Knows calls and their time; no
+messages.
 
 gRPC's library hands a call over when its one message is complete, and holds what has come of it until then, for as long
 as the connection lives. So such a call is served as one with a stream of requests, which is handed over with its

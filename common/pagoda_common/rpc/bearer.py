@@ -1,4 +1,5 @@
-"""Bearer keys: who shows one may call. Compared in constant time, read from files of one key a line. Knows no gRPC."""
+"""Bearer keys, which give access to calls: compared in constant time, read from files with one key per line. Knows no
+gRPC."""
 
 import hmac
 from collections.abc import Iterable

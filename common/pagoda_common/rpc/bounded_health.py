@@ -1,4 +1,4 @@
-"""Health with names of a bounded length: a watch keeps the name that it was asked for, and needs no token."""
+"""gRPC health service with a bound on service names, because a watch keeps its name and needs no token."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Channels to our own services: encrypted and with a token where the configuration says so."""
+"""Channels between services: encrypted and with a token if configured."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Certificates and tokens of gRPC connections, as their files are now: a new connection takes what is new."""
+"""Certificates and tokens of gRPC connections: new connections use the files' current content."""
 
 import ssl
 from collections.abc import Awaitable, Callable
@@ -139,7 +139,7 @@ def token_guard(security: ServerSecurity) -> RequireBearer | None:
     file, token = security.service_token_file, security.service_token
     if file is None and not token:
         return None
-    message = f"the call shows no service token: give both sides --service-token-file or {TOKEN_VARIABLE}"
+    message = f"the call has no valid service token: give both sides --service-token-file or {TOKEN_VARIABLE}"
     keys = WatchedFiles((file,), lambda: BearerKeys(_read_tokens(file, token)))
     return RequireBearer(keys.current, open_prefixes=(HEALTH_PREFIX,), message=message)
 

@@ -1,4 +1,4 @@
-"""Ends connections that send endless header blocks. Knows sockets; no calls.
+"""FloodGuard: ends connections that send endless header blocks. Knows sockets; no calls.
 
 One thread of gRPC's library reads all connections of a process, and parses such a block for as long as it comes. At the
 connection's end it hands over a call with all fields of the block: the event loop then makes objects of half a million

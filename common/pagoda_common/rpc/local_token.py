@@ -1,4 +1,4 @@
-"""Service tokens that `pagoda serve` draws for itself, left where programs of its user find them, and no one else.
+"""Service tokens that `pagoda serve` generates, stored where only programs of the same user can find them.
 
 A token lies in a file that only its user may read, named after the machine and the scheduler's port. Its owner holds a
 lock on it, so that a file that was left behind counts for nothing. Knows no gRPC.

@@ -1,4 +1,4 @@
-"""gRPC plumbing, the same in every service: servers with health, reflection, one error mapping and one guard."""
+"""gRPC servers of all services: health, reflection, one error mapping and one access check."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Words that may not occur in the output, as the token sequences that a sampler can look out for."""
+"""Converts bad words to the token sequences that a sampler must avoid."""
 
 from collections.abc import Sequence
 

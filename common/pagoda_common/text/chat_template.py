@@ -213,6 +213,8 @@ def check_template(source: str, *, name: str, field: str) -> None:
     try:
         _compile(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{name} is no Jinja template: line {error.lineno}: {error.message}", field=field) from error
+        raise ConfigError(
+            f"{name} is not a Jinja template: line {error.lineno}: {error.message}", field=field
+        ) from error
     except Exception as error:  # of names and literals that the compiler meets
-        raise ConfigError(f"{name} is no Jinja template: {error}"[:500], field=field) from error
+        raise ConfigError(f"{name} is not a Jinja template: {error}"[:500], field=field) from error

@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive: complete characters only, each token looked at once.
+"""Incremental detokenizer: token ids to text as they arrive, complete characters only, each token processed once.
 
 The deltas of one sequence, joined, are what the tokenizer decodes from all ids at once. Knows no requests, no gRPC.
 """

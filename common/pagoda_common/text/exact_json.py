@@ -1,4 +1,4 @@
-"""JSON whose integers keep every digit: orjson makes floats of those beyond 64 bits, and cannot write them."""
+"""JSON with exact integers: orjson converts those beyond 64 bits to floats, and cannot write them."""
 
 import json
 from typing import Any

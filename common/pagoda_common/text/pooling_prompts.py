@@ -1,4 +1,4 @@
-"""From texts, pairs and token ids to what a model pools: prompts, templates, truncation, pieces. Knows no engine."""
+"""Turns texts, pairs and token ids into pooling prompts: templates, truncation, pieces. Knows no engine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

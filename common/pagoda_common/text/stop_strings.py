@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces, and holds back what may still become one. Knows no tokens."""
+"""Finds stop strings in text that arrives in pieces, and holds back text that may become one. Knows no tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

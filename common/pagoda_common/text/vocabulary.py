@@ -1,4 +1,4 @@
-"""How each token is spelled: the bytes or text that one token id adds to the output. Knows no running text."""
+"""Token spellings: the bytes or text that one token id adds to the output. Knows no running text."""
 
 import json
 from enum import Enum

@@ -45,7 +45,7 @@ def test_results_have_the_order_of_the_lines(server: FakeOpenAIServer, tmp_path:
 @pytest.mark.parametrize(
     ("wrong", "custom_id", "code", "message"),
     [
-        ("{no json", None, "invalid_json_line", "the line is no JSON"),
+        ("{no json", None, "invalid_json_line", "the line is not JSON"),
         ("[1]", None, "invalid_json_line", "must be a JSON object"),
         ({"url": "/v1/completions", "body": {}}, None, "invalid_request", "custom_id must be a string"),
         (line("x", "a", method="GET"), "x", "invalid_method", "method must be POST, got 'GET'"),
@@ -150,7 +150,7 @@ def test_a_wrong_line_is_named_with_its_bound(
 
 def test_deep_nesting_is_named(server: FakeOpenAIServer, tmp_path: Path) -> None:
     [result] = run(server, tmp_path, ["[" * 100_000], exit_code=1)
-    assert result["error"]["message"] == "line 1: the line is no JSON: it is nested too deeply"
+    assert result["error"]["message"] == "line 1: the line is not JSON: it is nested too deeply"
 
 
 def test_long_ids_that_repeat_are_found(server: FakeOpenAIServer, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_line_of_a_batch(url: str) -> None:
 @pytest.mark.parametrize(
     ("given", "code", "custom_id", "is_request", "message"),
     [
-        (b"{", "invalid_json_line", None, False, "the line is no JSON: "),
+        (b"{", "invalid_json_line", None, False, "the line is not JSON: "),
         (b"[]", "invalid_json_line", None, False, "the line must be a JSON object, got a list"),
         (line(custom_id=5), "invalid_request", None, False, "custom_id must be a string, got 5"),
         (line(method="GET"), "invalid_method", "a", True, "method must be POST, got 'GET'"),

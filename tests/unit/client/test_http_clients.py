@@ -65,8 +65,8 @@ async def test_events_come_up_to_the_end_of_a_stream(size: int) -> None:
     [
         (b'data: {"n": 1}\n\n', 200, "the server ended the stream too early"),
         (b"", 200, "the server ended the stream too early"),
-        (b"data: {\n\n", 200, "the server sent no JSON: b'{'"),
-        (b"data: {", 200, "the server sent no JSON: b'{'"),
+        (b"data: {\n\n", 200, "the server did not send JSON: b'{'"),
+        (b"data: {", 200, "the server did not send JSON: b'{'"),
         (b'data: {"error": {"message": "too long"}}\n\n', 200, "^too long$"),
         (b'{"error": {"message": "too long"}}', 400, "^HTTP 400: too long$"),
         (b"", 500, "^HTTP 500: no reason given$"),
@@ -82,7 +82,7 @@ async def test_an_answer_is_json() -> None:
     assert await one.get("/v1/x") == {"n": 1}
     assert one._session.requests == [("GET", "http://host:1/v1/x", None)]  # type: ignore[union-attr]  # a Session
     assert await one.post("/v1/x", {}) == (200, {"n": 1})
-    with pytest.raises(PagodaError, match=r"the server sent no JSON: '\{'"):
+    with pytest.raises(PagodaError, match=r"the server did not send JSON: '\{'"):
         await client(b"{").get("/")
     expected = {"message": "gone", "type": "Error", "param": None, "code": 502}
     assert await client(b"gone", status=502).post("/", {}) == (502, {"error": expected})

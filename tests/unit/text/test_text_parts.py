@@ -365,7 +365,7 @@ def test_a_template_that_is_none_is_told_by_line() -> None:
     check_template("{{ a }}", name="--chat-template", field="chat_template")
     with pytest.raises(ConfigError) as caught:
         check_template("a\n{% if %}", name="--chat-template", field="chat_template")
-    assert str(caught.value).startswith("--chat-template is no Jinja template: line 2: ")
+    assert str(caught.value).startswith("--chat-template is not a Jinja template: line 2: ")
     assert caught.value.field == "chat_template"
 
 

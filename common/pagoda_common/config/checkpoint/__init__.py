@@ -1,1 +1,1 @@
-"""Files of a checkpoint before it is loaded: where they are, their form, their defaults. Reads no weights."""
+"""Files of a checkpoint before it is loaded: their location, format and defaults. Reads no weights."""

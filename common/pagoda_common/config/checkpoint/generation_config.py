@@ -1,4 +1,4 @@
-"""Where the defaults of sampling come from: the checkpoint's generation_config.json, another one, or nowhere."""
+"""The source of sampling defaults: the checkpoint's generation_config.json, another one, or none."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def resolve_generation_config(checkpoint_json: str, *, source: str, override: st
         override: JSON object whose fields go before those of `source`; "" for none.
 
     Raises:
-        ConfigError: the file of `source` cannot be read, or is no JSON object.
+        ConfigError: the file of `source` cannot be read, or is not a JSON object.
     """
     text = checkpoint_json
     if source == NOWHERE:

@@ -1,4 +1,4 @@
-"""Where a model's files are: the embedded model, a directory, or a name on the model hub; how long its context is."""
+"""The location of a model's files (the embedded model, a directory, or a hub id), and the length of its context."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def why_no_config(directory: Path) -> str:
         adapter = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
         base = str(adapter.get("base_model_name_or_path"))[:200]
         return f"is an adapter and no model (it has an adapter_config.json): serve its base model, {base!r}"
-    return "has no config.json: it is no checkpoint"
+    return "has no config.json: it is not a checkpoint"
 
 
 def _only_gguf(directory: Path) -> Path | None:

@@ -1,6 +1,6 @@
-"""Checkpoints of other forms as directories of the usual one: what their files say is written once into the cache.
+"""Translates checkpoints of other formats to the usual one: config and tokenizer are written once into the cache.
 
-So every process reads them as it reads any checkpoint; weights stay where they are. Knows no form of its own.
+So every process reads them like any checkpoint; weights stay in place. Knows no specific format.
 """
 
 import errno

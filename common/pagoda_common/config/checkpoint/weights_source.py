@@ -1,4 +1,4 @@
-"""WeightsSource: where weights are, when they are not those of the checkpoint that the engine was started with."""
+"""WeightsSource: the location of weights that replace those of the engine's checkpoint."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """Command-line flags, read in both directions (argv to config, config to argv) from the tables of tables.py.
 
-A process that starts another one hands its config over with `engine_config_to_argv` and `frontend_config_to_argv`;
+A process that starts another one passes its config on with `engine_config_to_argv` and `frontend_config_to_argv`;
 there is no second list of flags. Defaults live in the configs.
 """
 

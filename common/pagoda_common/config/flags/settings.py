@@ -1,4 +1,4 @@
-"""Flags from a YAML file and from environment variables, checked as the command line checks them. Starts nothing."""
+"""Flags from a YAML file and environment variables, with the command line's checks. Starts nothing."""
 
 import argparse
 import difflib

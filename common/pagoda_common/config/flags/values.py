@@ -1,4 +1,5 @@
-"""Texts of flags as values: numbers with suffixes, and names in vLLM's spelling. Raises argparse.ArgumentTypeError."""
+"""Converts texts of flags to values: numbers with suffixes, and names in vLLM's spelling. Raises
+argparse.ArgumentTypeError."""
 
 import argparse
 import re

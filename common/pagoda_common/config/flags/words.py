@@ -1,4 +1,5 @@
-"""Flags as they are typed: underscores as dashes, keys after dots, messages in the user's words. Knows no config."""
+"""Flags as typed: converts underscores to dashes and keys after dots, and keeps the user's spelling in messages. Knows
+no config."""
 
 import json
 import re

@@ -291,6 +291,6 @@ def _cohere_texts(body: CohereEmbedBody) -> list[str]:
     for number, one in enumerate(body.inputs or ()):
         parts = [part.get("text") for part in one.content]
         if any(not isinstance(part, str) for part in parts):
-            raise InvalidRequest(f"inputs.{number}.content has a part that is no text", field="inputs")
+            raise InvalidRequest(f"inputs.{number}.content has a part that is not text", field="inputs")
         texts.append("\n".join(str(part) for part in parts))
     return texts

@@ -355,7 +355,7 @@ async def test_cohere_s_texts_are_cut(fields: dict[str, Any], kept: int, keeps_e
             "/v2/embed",
             {"inputs": [{"content": [{"image": "x"}]}]},
             "inputs",
-            "inputs.0.content has a part that is no text",
+            "inputs.0.content has a part that is not text",
         ),
         ("/pooling", {}, "input", "input is missing: it must be a text, token ids or a list of these"),
         (

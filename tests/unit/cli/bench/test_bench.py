@@ -126,7 +126,7 @@ def test_custom_prompts_become_conversations_unless_told_otherwise(tokenizer: To
         ("custom", '{"text": "no prompt"}', "a line is not as it must be"),
         ("custom", "no json", "a line is not as it must be"),
         ("custom", "", "has no usable prompt"),
-        ("sharegpt", '{"a": 1}', "is no JSON list of conversations"),
+        ("sharegpt", '{"a": 1}', "is not a JSON list of conversations"),
         ("sharegpt", "[]", "has no usable prompt"),
         ("sharegpt", None, "cannot read the dataset"),
     ],

@@ -141,7 +141,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, 
         ("tokenizer.json", None, r"has no tokenizer\.json"),
         ("tokenizer.json", "{", r"tokenizer\.json cannot be read"),
         ("tokenizer_config.json", "[", r"tokenizer_config\.json is not valid JSON"),
-        ("chat_template.jinja", "{% if %}", r"chat template in .* is no Jinja template: line 1"),
+        ("chat_template.jinja", "{% if %}", r"chat template in .* is not a Jinja template: line 1"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_read_is_refused(

@@ -57,4 +57,4 @@ def test_a_live_view_needs_a_terminal_at_both_ends(
     with pytest.raises(SystemExit) as ended:
         main(["top"])
     assert ended.value.code == 2
-    assert "standard input and output are no terminal; --once prints one frame" in capsys.readouterr().err
+    assert "standard input and output are not a terminal; --once prints one frame" in capsys.readouterr().err

@@ -382,7 +382,7 @@ async def test_async_calls_take_one_prompt_and_the_models_first_task(tokenizer: 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [([], "prompt is empty: it must have at least one token"), ([True], "has token True, which is no token id")],
+    [([], "prompt is empty: it must have at least one token"), ([True], "has token True, which is not a token id")],
 )
 def test_prompts_that_are_none_are_named_by_their_place(tokenizer: Tokenizer, prompt: Any, message: str) -> None:
     llm, _ = calls(tokenizer, "embed")

@@ -268,7 +268,7 @@ def test_adapters_are_named_in_either_form() -> None:
             {"lora_modules": ('{"name": "a", "path": "b", "rank": 5}',)},
             "has the key 'rank', must have base_model_name, ",
         ),
-        ({"lora_modules": ("{",)}, "which is no JSON"),
+        ({"lora_modules": ("{",)}, "which is not JSON"),
         ({"lora_modules": (f"{'n' * 513}=/b",)}, "lora name has 513 characters"),
     ],
 )
@@ -422,7 +422,7 @@ def test_a_model_is_a_directory_or_of_the_hub(tmp_path: Path) -> None:
         assert caught.value.field == "model"
     with pytest.raises(ModelLoadError, match=r"model 'm\.gguf' is not a file"):
         resolve_model("m.gguf")
-    assert why_no_config(tmp_path) == "has no config.json: it is no checkpoint"
+    assert why_no_config(tmp_path) == "has no config.json: it is not a checkpoint"
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
     (tmp_path / "config.json").unlink()

@@ -60,7 +60,7 @@ def test_objects_may_be_given_as_such_or_as_text() -> None:
         ((entry(aliases=[""]),), 'models has aliases [""], must be names'),
         ((entry(max_logprobs=True),), "models has max_logprobs true, must be an integer"),
         ((entry(enable_auto_tool_choice="yes"),), 'models has enable_auto_tool_choice "yes", must be true or false'),
-        (("{",), "models has '{', which is no JSON: "),
+        (("{",), "models has '{', which is not JSON: "),
         (("a=h",), "models: a: scheduler is 'h', must be host:port"),
         (("a=h:1",), "models: a: scheduler is 'h:1', must be on loopback without TLS"),
         ((entry(max_logprobs=-2),), "models: b: max_logprobs is -2, must be at least -1"),

@@ -138,7 +138,7 @@ def test_names_are_there_once_and_tensors_end_with_the_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (key("a", STRING, text(b"\xff")), "has a that is no UTF-8"),
+        (key("a", STRING, text(b"\xff")), "has a that is not UTF-8"),
         (key("a", STRING, struct.pack("<Q", (1 << 28) + 1)), "has a of 268435457 bytes, must be at most 268435456"),
         (key("a", STRING, struct.pack("<Q", 100) + b"x"), "ends within a"),
         (key("x" * 65_536, UINT32, number(1)), "has a metadata key of 65536 bytes, must be at most 65535"),

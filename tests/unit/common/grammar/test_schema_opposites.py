@@ -225,7 +225,7 @@ def test_the_opposite_of_items_looks_at_eight_of_them() -> None:
         ({"not": {"uniqueItems": True}}, "#/not/uniqueItems: its opposite cannot be written"),
         ({"not": {"maxProperties": 1}}, "#/not/maxProperties: only properties that are named are sure to differ"),
         ({"not": {"const": "x" * 4001}}, "#/not/const: there are too many values"),
-        ({"not": 5}, "#/not is no schema"),
+        ({"not": 5}, "#/not is not a schema"),
         ({"not": {"$ref": "#/none"}}, "#/not/$ref: the opposite of what refers to itself cannot be written"),
         *(
             ({"not": {name: {}}}, f"#/not/{name}: its opposite cannot be written")

@@ -314,7 +314,7 @@ async def test_calls_show_the_token_but_those_of_health(method: str, shown: str 
     found = await guard.intercept_service(handler, details)
     assert (found == "let in") is is_let_in
     if not is_let_in:
-        with pytest.raises(PagodaError, match="the call shows no service token") as caught:
+        with pytest.raises(PagodaError, match="the call has no valid service token") as caught:
             await found.stream_unary(None, None)
         assert caught.value.code is Code.UNAUTHENTICATED
     assert token_guard(ServerSecurity()) is None
