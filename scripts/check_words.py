@@ -28,6 +28,7 @@ WORDS = {
     r"\b(?:go|goes|going|gone|went) on (?:elsewhere|serving|computing)\b": "continue",
     r"\banew\b": "again",
     r"\bso as to\b": "to",
+    r"\b(?:is|are) no (?:JSON|UTF-8|GGUF|Jinja|schema|literal|regular expression|token id|matrix|text)\b": "is not a",
     r"\bfor ever\b": "forever, without end",
     r"\bby turns\b": "in turns",
     r"\belsewhere than\b": "not on, not at",

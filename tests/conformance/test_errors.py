@@ -182,7 +182,7 @@ BODIES: dict[str, bytes] = {
     "a number": b"5",
     "null": b"null",
     "a string": b'"text"',
-    "bytes that are no UTF-8": b'{"model": "pagoda-tiny", "prompt": "\xff\xfe"}',
+    "bytes that are not UTF-8": b'{"model": "pagoda-tiny", "prompt": "\xff\xfe"}',
     "half a surrogate pair": b'{"model": "pagoda-tiny", "prompt": "\\ud83d", "max_tokens": 1}',
     "deep nesting": b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     "NaN": b'{"model": "pagoda-tiny", "prompt": "a", "temperature": NaN}',

@@ -51,7 +51,7 @@ class AsyncHttpClient:
             return _parse(text)
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and JSON of the answer; a body that is no JSON comes as OpenAI's error object.
+        """Status and JSON of the answer; a body that is not JSON comes as OpenAI's error object.
 
         Raises:
             NotReady: no one answers, or the connection broke.

@@ -29,7 +29,7 @@ def check_early(engine: EngineConfig, *, tokenizer: str | None, chat_template: s
         chat_template: file or text of --chat-template.
 
     Raises:
-        ConfigError: as `check_model`; the tokenizer cannot be read, or a chat template is no Jinja.
+        ConfigError: as `check_model`; the tokenizer cannot be read, or a chat template is not Jinja.
     """
     check_model(engine)
     if chat_template is not None:

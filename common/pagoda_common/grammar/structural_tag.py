@@ -23,7 +23,7 @@ def structural_tag_grammar(text: str, *, special_tokens: Mapping[str, int], json
 
     Args:
         text: JSON text of the tag.
-        special_tokens: ids by spelling; special tokens are no text to the grammar, so it must name them.
+        special_tokens: ids by spelling; special tokens are not text to the grammar, so it must name them.
         json_options: llguidance's options for JSON schemas.
 
     Raises:

@@ -121,7 +121,7 @@ class FloodGuard:
 
 
 def peer_address(peer: str) -> Address | None:
-    """What gRPC's library calls a peer; None where that is no address and port."""
+    """What gRPC's library calls a peer; None where that is not an address and port."""
     host, _, port = unquote(peer).rpartition(":")
     scheme, _, host = host.partition(":")
     return _address(host.strip("[]"), int(port)) if scheme in {"ipv4", "ipv6"} and port.isdecimal() else None

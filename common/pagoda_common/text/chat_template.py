@@ -209,7 +209,7 @@ def load_chat_template(value: str | None) -> str | None:
 
 
 def check_template(source: str, *, name: str, field: str) -> None:
-    """Raises ConfigError where `source` is no Jinja; the message begins with `name`."""
+    """Raises ConfigError where `source` is not Jinja; the message begins with `name`."""
     try:
         _compile(source)
     except jinja2.TemplateSyntaxError as error:

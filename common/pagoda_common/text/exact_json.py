@@ -30,7 +30,7 @@ def dumps(value: Any) -> bytes:
     """`value` as JSON text without spaces.
 
     Raises:
-        TypeError, ValueError: a part of it is no JSON value.
+        TypeError, ValueError: a part of it is not a JSON value.
     """
     try:
         return orjson.dumps(value)

@@ -65,7 +65,7 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids that are no text."""
+        """Ids that are not text."""
         return self._vocabulary.special_ids
 
     @property

@@ -38,7 +38,13 @@ def test_a_word_of_the_list_is_found_with_its_line(script: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["It waits for ever.", "They run by turns.", "It listens elsewhere than on loopback.", "It gives its very tokens."],
+    [
+        "It waits for ever.",
+        "They run by turns.",
+        "It listens elsewhere than on loopback.",
+        "It gives its very tokens.",
+        "The body is no JSON.",
+    ],
 )
 def test_an_old_turn_of_phrase_is_found(script: ModuleType, text: str) -> None:
     assert [line for line, _, better in script.findings(text) if better] == [1]

@@ -111,7 +111,7 @@ def test_bytes_of_tokens_join_to_the_text_behind_a_prompt(tokenizer: Tokenizer) 
         ids = draw.choices(plain, k=draw.randint(1, 6))
         spelled = b"".join(tokenizer.token_bytes(token_id) or b"" for token_id in ids)
         if spelled.decode(errors="replace").encode() != spelled:
-            continue  # bytes that are no text
+            continue  # bytes that are not text
         text = after(tokenizer, words, ids)
         if tokenizer.name == "BPEDecoder":  # a space more after the last word, one less before the first
             text, spelled = text.strip(), spelled.decode().strip().encode()

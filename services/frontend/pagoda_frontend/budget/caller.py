@@ -21,7 +21,7 @@ current_hold: ContextVar[Hold | None] = ContextVar("current_hold", default=None)
 @lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
     """The caller that an address stands for: an IPv6 address stands for its network of 64 bits, which has one owner, an
-    IPv4 address (in either form) for itself. So does text that is no address."""
+    IPv4 address (in either form) for itself. So does text that is not an address."""
     try:
         address = ip_address(host)
     except ValueError:

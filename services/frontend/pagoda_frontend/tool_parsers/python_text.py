@@ -90,7 +90,7 @@ class _Reader:
             return self._number(_json_number(match[1], match[2].replace("_", "").lower()))
         word = self._match(_KEY)
         if word not in _WORDS:
-            raise ValueError(f"{word} is no literal")
+            raise ValueError(f"{word} is not a literal")
         return _WORDS[word]
 
     def _items(self, end: str, depth: int) -> tuple[list[Any], bool]:

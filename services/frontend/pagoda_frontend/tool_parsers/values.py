@@ -115,7 +115,7 @@ def json_value(text: str) -> Any:
     """The value of a JSON text, with `Digits` for numbers. Strings may have raw line breaks.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     return json.loads(text, parse_int=Digits, parse_float=Digits, parse_constant=_refuse, strict=False)
 
@@ -193,4 +193,4 @@ def type_name(value: Any) -> str:
 
 
 def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")

@@ -161,7 +161,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(
 def test_a_chat_template_that_is_none_is_refused(checkpoint: Path) -> None:
     (checkpoint / "chat_template.jinja").write_text("{% if %}")
     check_early(config(checkpoint), tokenizer=None, chat_template="{{ messages }}")
-    for wrong, message in (("{% for %}", "chat_template is no Jinja"), ("/nowhere.jinja", "cannot be read")):
+    for wrong, message in (("{% for %}", "chat_template is not a Jinja"), ("/nowhere.jinja", "cannot be read")):
         with pytest.raises(ConfigError, match=message) as caught:
             check_early(config(), tokenizer=None, chat_template=wrong)
         assert caught.value.field == "chat_template"

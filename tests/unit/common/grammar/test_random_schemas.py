@@ -63,7 +63,7 @@ def _number(text: str) -> Decimal | float:
 
 
 def _refuse(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+    raise AssertionError(f"{name} is not JSON")
 
 
 @pytest.mark.parametrize(

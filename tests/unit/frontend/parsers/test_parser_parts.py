@@ -279,7 +279,7 @@ def test_json_keeps_digits_and_can_be_sent() -> None:
     assert not is_utf8("\udfff")
     assert json_value("[1, 2.50]") == [Digits("1"), Digits("2.50")]
     for word in ("NaN", "Infinity", "-Infinity"):
-        with pytest.raises(ValueError, match=f"{word} is no JSON"):
+        with pytest.raises(ValueError, match=f"{word} is not JSON"):
             json_value(word)
 
 

@@ -121,5 +121,5 @@ def test_parts_of_a_quantized_matrix_that_do_not_fit() -> None:
 
     parts: Any = {"codes": Part(), "scales": Part()}
     matrix = StoredMatrix(format=Format(), stored_name="layers.0.q", parts=parts)  # type: ignore[arg-type]  # a fake
-    with pytest.raises(ModelLoadError, match=r"^layers\.0\.q is no matrix: codes \(3, 5\), scales \(3, 5\)$"):
+    with pytest.raises(ModelLoadError, match=r"^layers\.0\.q is not a matrix: codes \(3, 5\), scales \(3, 5\)$"):
         _ = matrix.shape
