@@ -195,7 +195,7 @@ async def test_a_service_token_opens_every_call(tmp_path: Path, shown: str, is_s
         connect(address, security=SecurityConfig(service_token=shown)) as channel,
     ):
         answer = await call(channel)
-        assert answer == "nobody" if is_served else answer.startswith("UNAUTHENTICATED: the call shows no service")
+        assert answer == "nobody" if is_served else answer.startswith("UNAUTHENTICATED: the call has no valid service")
         session = scheduler_pb2_grpc.SchedulerStub(channel).Session(timeout=240)
         await session.write(scheduler_pb2.FrontendMessage())
         if is_served:
@@ -241,7 +241,7 @@ async def test_an_abstract_socket_asks_for_the_same_token() -> None:
             async with connect(where, security=guarded) as channel:
                 assert await call(channel) == "nobody"
             async with connect(where) as channel:
-                assert (await call(channel)).startswith("UNAUTHENTICATED: the call shows no service")
+                assert (await call(channel)).startswith("UNAUTHENTICATED: the call has no valid service")
 
 
 async def test_there_is_no_abstract_socket_beside_tls(certificates: Certificates) -> None:
