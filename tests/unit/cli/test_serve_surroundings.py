@@ -57,7 +57,7 @@ def test_serve_runs_where_no_place_is_private_and_says_what_others_need(
     ("registry", "expected"),
     [
         ('FAMILIES: dict = {"A": 1}\nTOKEN_VECTORS: dict = {"B": 1}\nOTHER: dict = {"C": 1}\n', {"A", "B"}),
-        ('NAME = "D"\nFAMILIES: dict = {"A": 1, NAME: 2}\n', set()),
+        ('NAME = "D"\nFAMILIES: dict = {"A": 1, NAME: 2}\nTOKEN_VECTORS: dict = {"B": 1}\n', set()),
         ("FAMILIES: dict = {", set()),
         (None, set()),
     ],

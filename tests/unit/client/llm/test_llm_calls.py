@@ -10,6 +10,7 @@ import pytest
 from pagoda import AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pagoda.llm import async_llm
 from pagoda.llm import llm as llm_module
+from pagoda.llm.llm_engine import LLMEngine
 from pagoda.lora.request import LoRARequest
 from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.errors import InvalidRequest, NotReady, QueueFull, RequestFailed
@@ -372,3 +373,19 @@ async def test_control_of_the_engine_is_passed_on(monkeypatch: pytest.MonkeyPatc
 
 def test_a_pooled_request_samples_nothing() -> None:
     assert (POOLED.temperature, POOLED.max_tokens, POOLED.detokenize) == (0.0, 1, False)
+
+
+def test_cached_prefixes_are_dropped_by_either_engine(harness: Harness) -> None:
+    calls: list[str] = []
+
+    async def reset() -> None:
+        calls.append("reset")
+
+    harness.llm_async.reset_prefix_cache = reset  # type: ignore[method-assign]  # no engine
+    engine = LLMEngine(harness.llm_async, harness.llm._loop)
+    assert harness.llm.reset_prefix_cache()
+    assert engine.reset_prefix_cache()
+    assert harness.llm.reset_prefix_cache(start_engine_loop=True), "what vLLM takes besides"
+    with pytest.raises(TypeError, match="unexpected argument 'device'"):
+        harness.llm.reset_prefix_cache(device="all")
+    assert calls == ["reset"] * 3
