@@ -267,6 +267,9 @@ def test_the_worker_s_variants_differ_by_compiler_and_devices_alone() -> None:
     torch = re.search(r"TORCH := (\S+)", (ROOT / "Makefile").read_text())
     assert torch
     assert ("ARG", f"TORCH={torch[1]}") in by_name["packages"], "the one that the tests run with"
+    assert ("ARG", "TORCH_ARM64=torch==2.10.0") in by_name["packages"]
+    chosen = 'if [ "${VARIANT}$(uname -m)" = cpuaarch64 ]; then torch="${TORCH_ARM64}"; else torch="${TORCH}"; fi'
+    assert chosen in commands("worker", "packages")
 
 
 def test_triton_keeps_its_compiler_and_its_headers() -> None:

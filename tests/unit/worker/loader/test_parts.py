@@ -85,7 +85,7 @@ def test_the_bytes_are_those_of_matrices_that_are_packed_as_a_whole(
     num_filled: list[int],
     without_sinks: Callable[[], None],
 ) -> None:
-    if quantization is None and native("compressed_linear") is None:
+    if native("quantized_linear" if quantization else "compressed_linear") is None:
         pytest.skip("no AVX-512 BF16, or no compiler")
     directory = make_checkpoint(architecture, tmp_path)
     tensors = {name: tensor.to(stored) for name, tensor in load_file(directory / "model.safetensors").items()}
