@@ -76,7 +76,7 @@ def test_only_the_operator_does_what_concerns_all(http: httpx.Client) -> None:
         for path in ("/etc", "/no/such/path")
     }
     assert len(refusals) == 1, "what exists is not told"
-    assert "must be the served one" in refusals.pop()
+    assert "must be the served model" in refusals.pop()
     assert http.post("/sleep", headers=bearer(OPERATOR)).status_code == 200
     assert http.post("/wake_up", headers=bearer(OPERATOR)).status_code == 200
     assert http.post("/v1/completions", headers=bearer(OPERATOR), json={"prompt": "x"}).status_code == 401

@@ -36,7 +36,7 @@ async def test_bodies_that_do_not_come_get_408(head: bytes, monkeypatch: pytest.
     async with running_frontend() as running:
         answer = await raw(running, head)
         assert answer.startswith(b"HTTP/1.1 408 "), answer
-        assert b"bytes a second" in answer
+        assert b"bytes per second" in answer
         assert running.server.serving.held_memory.num_bytes == 0
         assert (await running.post("/v1/completions", {"prompt": [5], "max_tokens": 1})).status_code == 200
 

@@ -127,7 +127,7 @@ def test_what_is_no_object_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_the_directory_has_both_configs_and_what_lies_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagoda_common.config import translated_files
+    from pagoda_common.config.checkpoint import translated_files
 
     monkeypatch.setattr(translated_files, "cache_home", lambda: tmp_path / "cache")
     source = tmp_path / "source"
