@@ -84,6 +84,10 @@ class ConfigError(PagodaError, ValueError):
     code = Code.INVALID_ARGUMENT
 
 
+class CannotListen(OSError):
+    """An address cannot be bound, often because another process has it. The message names the address."""
+
+
 class RequestTooLong(InvalidRequest):
     """Prompt or output do not fit the model's context."""
 

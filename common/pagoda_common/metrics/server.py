@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from pagoda_common.errors import CannotListen
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The one format that is served, whatever the scraper accepts. prometheus_client's own server answers one that accepts
 OpenMetrics, as Prometheus does, with vllm_num_requests_waiting for vllm:num_requests_waiting: queries find nothing."""
@@ -39,7 +41,7 @@ def serve_metrics(registry: CollectorRegistry, *, host: str, port: int) -> int:
     """Serve GET /metrics on a thread of its own; the bound port.
 
     Raises:
-        OSError: the address cannot be bound.
+        CannotListen: the address cannot be bound.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,6 +60,11 @@ def serve_metrics(registry: CollectorRegistry, *, host: str, port: int) -> int:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
 
-    server = Server((host, port), Handler)
+    try:
+        server = Server((host, port), Handler)
+    except OSError as error:
+        fault = CannotListen(f"cannot serve metrics on {host}:{port}: {error.strerror}")
+        fault.errno = error.errno
+        raise fault from error
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pagoda_common.config.security_config import ServerSecurity
-from pagoda_common.errors import Code, ConfigError, InvalidRequest, PagodaError
+from pagoda_common.errors import CannotListen, Code, ConfigError, InvalidRequest, PagodaError
 from pagoda_common.rpc.arrival import Arrivals
 from pagoda_common.rpc.bounded_health import BoundedHealth
 from pagoda_common.rpc.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, WINDOW_OPTIONS
@@ -267,7 +267,7 @@ class RpcServer:
             local_address: of an abstract socket (local_socket.py), to listen there as well.
 
         Raises:
-            OSError: the address cannot be bound.
+            CannotListen: the address cannot be bound.
             ConfigError: others would reach it in plaintext, or there is an abstract socket beside TLS.
         """
         self._security.check_listen(host)
@@ -292,9 +292,9 @@ class RpcServer:
             else:
                 bound = self.grpc_server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}") from error
+            raise CannotListen(f"cannot listen on {address}") from error
         if bound == 0:
-            raise OSError(f"cannot listen on {address}")
+            raise CannotListen(f"cannot listen on {address}")
         return int(bound)
 
     async def set_serving(self, is_serving: bool) -> None:

@@ -84,16 +84,16 @@ async def serve(
 
         add_vllm_engine(server.grpc_server, engine=engine, state=state)
     with stop_signals() as stopped:
+        if metrics_port is not None:
+            whole = process_registry(registry)  # frontends show `registry` with their own process metrics
+            whole.register(EngineCollector(load=state.load, model_name=model_name))
+            logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(whole, host=host, port=metrics_port))
         bound = await server.start(host=host, port=port)
         log_life(logger, "scheduler listening on %s:%d", host, bound)
         if not config.security.is_guarded:
             log_life(logger, UNGUARDED)
         mark("listening")
         logger.info("the queue holds %s", _queue_bounds(config.scheduler))
-        if metrics_port is not None:
-            whole = process_registry(registry)  # frontends show `registry` with their own process metrics
-            whole.register(EngineCollector(load=state.load, model_name=model_name))
-            logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(whole, host=host, port=metrics_port))
         exempt_what_exists()
         beating = asyncio.create_task(beat())
         background = [

@@ -87,16 +87,16 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     servicer = WorkerServicer(worker=worker, set_serving=set_serving, metrics=metrics)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
     with stop_signals() as stopped:
+        if args.metrics_port is not None:
+            registry.register(WorkerCollector(worker=worker))
+            bound = serve_metrics(process_registry(registry), host=args.host, port=args.metrics_port)
+            logger.info("metrics on http://%s:%d/metrics", args.host, bound)
         local_address = _local_address(args, security)
         port = await server.start(host=args.host, port=args.port, local_address=local_address)
         log_life(logger, "worker listening on %s:%d", args.host, port)
         if not security.is_guarded:
             log_life(logger, UNGUARDED)
         mark("listening")
-        if args.metrics_port is not None:
-            registry.register(WorkerCollector(worker=worker))
-            bound = serve_metrics(process_registry(registry), host=args.host, port=args.metrics_port)
-            logger.info("metrics on http://%s:%d/metrics", args.host, bound)
         identity = scheduler_pb2.WorkerIdentity(
             address=args.advertise_address or f"{_reachable_host(args.host)}:{port}",
             group=args.group,

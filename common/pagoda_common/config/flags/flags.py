@@ -34,7 +34,7 @@ from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.config.speculative_config import speculative_config
-from pagoda_common.errors import ConfigError
+from pagoda_common.errors import CannotListen, ConfigError
 
 AnyConfig: TypeAlias = (
     ModelConfig
@@ -208,11 +208,14 @@ def security_config_to_argv(config: SecurityConfig) -> list[str]:
 
 @contextmanager
 def config_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """End the process with code 2 and the message when a ConfigError is raised: a restart would not help."""
+    """End the process with a line instead of a traceback: with code 2 after a ConfigError, because a restart would not
+    help, and with code 1 after CannotListen."""
     try:
         yield
     except ConfigError as error:
         parser.error(flag_message(error, parser))
+    except CannotListen as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
 
 
 def flag_message(error: ConfigError, parser: argparse.ArgumentParser) -> str:
