@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from os import PathLike
 
 import grpc.aio
@@ -20,14 +21,15 @@ SETTLE_TIMEOUT_S = 2.0
 """Seconds for the engine's load to say that it sleeps."""
 
 
-class AsyncMemoryCalls:
+class AsyncMemoryCalls(ABC):
     """For a class that has an engine and its configuration."""
 
     config: EngineConfig
 
     @property
+    @abstractmethod
     def engine(self) -> EngineClient:
-        raise NotImplementedError
+        """The engine, once it is started."""
 
     async def reset_prefix_cache(self) -> int:
         """Drop every cached prefix that no request uses; returns the number of freed blocks.

@@ -1,5 +1,8 @@
 """Rows that are quantized straight into a packed matrix are the numbers of the reference, to the bit."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +10,8 @@ from torch import Tensor
 from pagoda_kernels.linear.quantize_rows import new_packed, quantize_rows, quantize_rows_reference
 from pagoda_kernels.linear.quantized_matrix import PackedMatrix, pack, quantize
 from pagoda_kernels.native.library import load_native, native
+
+Fill: TypeAlias = Callable[..., None]
 
 SCHEMES = [(8, 0), (8, 64), (4, 32), (4, 128), (4, 0)]
 SHAPES = [(32, 64), (1, 4), (33, 20), (70, 300), (95, 1028)]
@@ -19,7 +24,7 @@ def library() -> None:
 
 
 @pytest.fixture(params=["native", "reference"])
-def fill(request: pytest.FixtureRequest) -> object:
+def fill(request: pytest.FixtureRequest) -> Fill:
     if request.param == "reference":
         return quantize_rows_reference
     return quantize_rows
@@ -58,12 +63,12 @@ def test_a_whole_matrix_is_that_of_the_reference(
 
 
 @pytest.mark.parametrize(("bits", "group_size"), SCHEMES)
-def test_parts_make_the_same_matrix_in_any_order(bits: int, group_size: int, fill: object) -> None:
+def test_parts_make_the_same_matrix_in_any_order(bits: int, group_size: int, fill: Fill) -> None:
     """Parts end within tiles, and where two rows share bytes."""
     weight, group_size = weight_of(150, 64, torch.bfloat16), group_size or 64
     packed = new_packed(150, 64, bits=bits, group_size=group_size)
     for first, last in ((17, 90), (0, 17), (149, 150), (90, 149)):
-        fill(weight[first:last], packed, first_row=first)  # type: ignore[operator]  # one of two functions
+        fill(weight[first:last], packed, first_row=first)
     assert_same(packed, pack(quantize(weight, bits=bits, group_size=group_size)))
 
 
@@ -79,12 +84,12 @@ def test_rows_may_lie_in_any_way_in_memory(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [64, 65, 128, 4096])
-def test_a_group_that_is_longer_than_a_row_is_a_scale_for_each_output(bits: int, group_size: int, fill: object) -> None:
+def test_a_group_that_is_longer_than_a_row_is_a_scale_for_each_output(bits: int, group_size: int, fill: Fill) -> None:
     weight = weight_of(40, 64, torch.float32)
     packed = new_packed(40, 64, bits=bits, group_size=group_size)
     assert packed.group_size == 64
     assert packed.scales.shape == (2, 1, 32)
-    fill(weight, packed, first_row=0)  # type: ignore[operator]  # one of two functions
+    fill(weight, packed, first_row=0)
     assert_same(packed, pack(quantize(weight, bits=bits, group_size=64)))
     assert pack(quantize(weight, bits=bits, group_size=group_size)).group_size == 64
 

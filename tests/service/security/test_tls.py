@@ -56,7 +56,7 @@ class EchoScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def GetMetrics(
         self, request: scheduler_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.GetMetricsResponse:
-        names = context.auth_context().get("x509_common_name", [b"nobody"])
+        names = context.auth_context().get("x509_common_name", [b"no certificate"])
         nickname = dict(context.invocation_metadata() or ()).get("nickname", "")
         return scheduler_pb2.GetMetricsResponse(text=str(nickname).encode() or names[0])
 
@@ -180,7 +180,7 @@ async def test_public_ports_ask_clients_for_a_certificate_only_when_told_to(cert
     own = certificates.config("scheduler").server
     anybody = SecurityConfig(tls_ca=certificates.path("ca.crt"))
     async with running_server(replace(own, client_ca_file=None)) as address:
-        assert await ask(address, anybody) == "nobody"
+        assert await ask(address, anybody) == "no certificate"
         assert await asyncio.to_thread(blocking_health, address, anybody) == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -195,7 +195,10 @@ async def test_a_service_token_opens_every_call(tmp_path: Path, shown: str, is_s
         connect(address, security=SecurityConfig(service_token=shown)) as channel,
     ):
         answer = await call(channel)
-        assert answer == "nobody" if is_served else answer.startswith("UNAUTHENTICATED: the call has no valid service")
+        if is_served:
+            assert answer == "no certificate"
+        else:
+            assert answer.startswith("UNAUTHENTICATED: the call has no valid service token")
         session = scheduler_pb2_grpc.SchedulerStub(channel).Session(timeout=240)
         await session.write(scheduler_pb2.FrontendMessage())
         if is_served:
@@ -239,7 +242,7 @@ async def test_an_abstract_socket_asks_for_the_same_token() -> None:
     async with running_server(guarded.server, local_address=address) as tcp_address:
         for where in (address, tcp_address):
             async with connect(where, security=guarded) as channel:
-                assert await call(channel) == "nobody"
+                assert await call(channel) == "no certificate"
             async with connect(where) as channel:
                 assert (await call(channel)).startswith("UNAUTHENTICATED: the call has no valid service")
 
@@ -278,11 +281,11 @@ async def test_tokens_change_with_their_file(tmp_path: Path) -> None:
         running_server(SecurityConfig(service_token_file=str(theirs)).server) as address,
         connect(address, security=SecurityConfig(service_token_file=str(ours))) as channel,
     ):
-        assert await call(channel) == "nobody"
+        assert await call(channel) == "no certificate"
         theirs.write_text(f"{OTHER_TOKEN}\n")
         assert (await call(channel)).startswith("UNAUTHENTICATED")
         ours.write_text(f"{OTHER_TOKEN}\n")
-        assert await call(channel) == "nobody"
+        assert await call(channel) == "no certificate"
 
 
 async def test_a_token_goes_with_a_certificate_too(certificates: Certificates) -> None:
@@ -296,7 +299,7 @@ async def test_a_token_goes_with_a_certificate_too(certificates: Certificates) -
 
 async def test_metadata_is_bounded() -> None:
     async with running_server(ServerSecurity()) as address, connect(address) as channel:
-        assert await call(channel, metadata=(("note", "x" * (MAX_METADATA_BYTES // 2)),)) == "nobody"
+        assert await call(channel, metadata=(("note", "x" * (MAX_METADATA_BYTES // 2)),)) == "no certificate"
         assert (await call(channel, metadata=(("note", "x" * MAX_METADATA_BYTES),))).startswith("RESOURCE_EXHAUSTED")
 
 

@@ -375,13 +375,13 @@ def test_a_pooled_request_samples_nothing() -> None:
     assert (POOLED.temperature, POOLED.max_tokens, POOLED.detokenize) == (0.0, 1, False)
 
 
-def test_cached_prefixes_are_dropped_by_either_engine(harness: Harness) -> None:
+def test_cached_prefixes_are_dropped_by_either_engine(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     async def reset() -> None:
         calls.append("reset")
 
-    harness.llm_async.reset_prefix_cache = reset  # type: ignore[method-assign]  # no engine
+    monkeypatch.setattr(harness.llm_async, "reset_prefix_cache", reset)
     engine = LLMEngine(harness.llm_async, harness.llm._loop)
     assert harness.llm.reset_prefix_cache()
     assert engine.reset_prefix_cache()

@@ -119,7 +119,8 @@ def test_parts_of_a_quantized_matrix_that_do_not_fit() -> None:
         def shape(self, shapes: dict[str, list[int]]) -> list[int]:
             raise ValueError
 
+    format_of_pairs: Any = Format()
     parts: Any = {"codes": Part(), "scales": Part()}
-    matrix = StoredMatrix(format=Format(), stored_name="layers.0.q", parts=parts)  # type: ignore[arg-type]  # a fake
+    matrix = StoredMatrix(format=format_of_pairs, stored_name="layers.0.q", parts=parts)
     with pytest.raises(ModelLoadError, match=r"^layers\.0\.q is not a matrix: codes \(3, 5\), scales \(3, 5\)$"):
         _ = matrix.shape
