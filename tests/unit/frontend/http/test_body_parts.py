@@ -58,12 +58,6 @@ async def read(request: Request, serving: Serving | None = None) -> bytes:
     return await read_bytes(cast("Any", request), serving=cast("Any", serving or Serving()))
 
 
-@pytest.fixture(autouse=True)
-def no_hold() -> Any:
-    callers.current_hold.set(None)
-    callers.caller.set("")
-
-
 async def test_a_body_is_its_pieces_and_is_held_for_its_owner() -> None:
     serving = Serving()
     hold = Hold(serving.held_memory)
