@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # so that it also runs as a pla
 
 from collections.abc import Sequence
 
-from benchmarks.figures import Report, parser
+from benchmarks.tools.figures import Report, parser
 from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request

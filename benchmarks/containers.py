@@ -19,7 +19,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.figures import Report, parser
+from benchmarks.tools.figures import Report, parser
 from tests.container.stack import ComposeStack
 
 SERVICES = ("frontend", "scheduler", "worker", "balancer")

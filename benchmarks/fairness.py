@@ -20,8 +20,8 @@ from itertools import pairwise
 import numpy as np
 import uvloop
 
-from benchmarks.fake_engine import fake_engine
-from benchmarks.figures import Report, parser
+from benchmarks.tools.fake_engine import fake_engine
+from benchmarks.tools.figures import Report, parser
 from pagoda_common.engine.client import EngineClient, EngineRequest, EngineStream
 from pagoda_common.params.sampling_params import SamplingParams
 

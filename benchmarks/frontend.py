@@ -24,7 +24,7 @@ from typing import cast
 import psutil
 import uvloop
 
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_common.process.children import free_port, spawn_service, stop_process
 
 VOCAB_SIZE = 3072
@@ -54,7 +54,7 @@ async def frontend(*, num_clients: int, step_ms: float) -> AsyncIterator[Running
     async with AsyncExitStack() as stack:
         for module, module_flags in (
             ("pagoda_scheduler", ["--port", str(scheduler_port), *batch]),
-            ("benchmarks.fake_worker", worker_flags),
+            ("benchmarks.tools.fake_worker", worker_flags),
             ("pagoda_frontend", flags),
         ):
             process = spawn_service(module, module_flags, env=QUIET)

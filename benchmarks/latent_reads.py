@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.figures import Report, parser
 from benchmarks.gpu.latents import KEY_DIM, RANK, ROTARY_DIM, SCALE, VALUE_DIM, latent_case
+from benchmarks.tools.figures import Report, parser
 from pagoda_kernels.attention.mla_attention import mla_attention
 from pagoda_kernels.selection import triton_on_cpu
 

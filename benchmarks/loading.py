@@ -16,7 +16,7 @@ import json
 import subprocess
 import time
 
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 
 CHILD = """
 import json, sys, time

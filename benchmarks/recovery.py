@@ -28,8 +28,8 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from benchmarks.figures import Report, median, parser
 from benchmarks.starvation import wait_ready
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_common.process.children import free_port, service_environment, spawn_service, stop_process
 from pagoda_common.process.startup_marks import VARIABLE, parse_mark
 

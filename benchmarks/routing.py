@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import uvloop
 
-from benchmarks.fake_engine import fake_engine
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.fake_engine import fake_engine
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_common.engine.client import EngineClient, EngineRequest
 from pagoda_common.params.sampling_params import SamplingParams
 

@@ -22,8 +22,8 @@ import psutil
 import uvloop
 
 from benchmarks import frontend
-from benchmarks.fake_engine import fake_engine
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.fake_engine import fake_engine
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_common.engine.client import EngineRequest, EngineStream
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.process.idle_memory import exempt_what_exists

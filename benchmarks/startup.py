@@ -19,7 +19,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_common.process.children import free_port
 
 READY = re.compile(r"Pagoda serves (.+); ready in ([\d.]+) s")

@@ -3,11 +3,10 @@
     python benchmarks/starvation.py --json benchmarks/results/starvation.jsonl
 
 A scheduler, two workers with the embedded model, two frontends and 16 streams, beside `--busy` processes that only
-compute. Each token has a timestamp where the scheduler queues it, where the frontend takes it, where the frontend gives
-it to its HTTP server, and where its client reads it (benchmarks/traced_service.py). For comparison, one more process
-sleeps 10 ms at a time beside the same load and notes how late it wakes up: nothing that a service does can be quicker
-than that, and a token passes four processes.
-"""
+compute. Each token has a timestamp where the scheduler queues it, where the frontend takes it, where the frontend
+gives it to its HTTP server, and where its client reads it (benchmarks/tools/traced_service.py). For comparison, one
+more process sleeps 10 ms at a time beside the same load and notes how late it wakes up: nothing that a service does
+can be quicker than that, and a token passes four processes."""
 
 import sys
 from pathlib import Path
@@ -30,8 +29,8 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from benchmarks.figures import Report, parser
-from benchmarks.traced_service import VARIABLE
+from benchmarks.tools.figures import Report, parser
+from benchmarks.tools.traced_service import VARIABLE
 from pagoda_common.process.children import free_port, spawn_service, stop_process
 
 READY_TIMEOUT_S = 240.0
@@ -93,7 +92,7 @@ class Stack:
     def _start(self, module: str, *flags: str, is_traced: bool = False) -> None:
         number = len(list(self._directory.iterdir()))
         environment = {"PAGODA_LOG_LEVEL": "info", VARIABLE: str(self._directory / f"{number}.trace")}
-        argv = ["benchmarks.traced_service", module] if is_traced else [module]
+        argv = ["benchmarks.tools.traced_service", module] if is_traced else [module]
         with (self._directory / f"{number}.log").open("wb") as log:
             process = spawn_service(argv[0], [*argv[1:], *flags], env=environment, stdout=log.fileno())
         (self._directory / f"{number}.trace").touch()

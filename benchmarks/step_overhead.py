@@ -33,8 +33,8 @@ import uvloop
 
 from benchmarks.cpu import checkpoints
 from benchmarks.cpu.shapes import SHAPES
-from benchmarks.figures import Report, median, parser
 from benchmarks.gpu.steps import SHAPES as GPU_SHAPES
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_common.config.engine_config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.process.children import service_command, service_environment, spawn_service, stop_process

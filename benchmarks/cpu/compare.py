@@ -20,7 +20,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks import figures
 from benchmarks.cpu.engines.catalog import OURS, PEERS, VARIANTS, Engine, Setup
 from benchmarks.cpu.goals import IN_PROCESS, goals
 from benchmarks.cpu.peers import DEFAULT_DIR
@@ -31,6 +30,7 @@ from benchmarks.cpu.runner import Runner
 from benchmarks.cpu.session import ROOT, EngineFailure
 from benchmarks.cpu.shapes import SHAPES, Roofline, Shape
 from benchmarks.cpu.workloads import SMOKE, WORKLOADS, Workload
+from benchmarks.tools import figures
 
 
 def arguments() -> argparse.Namespace:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks.figures import machine
+from benchmarks.tools.figures import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_PEERS = Path.home() / ".cache/pagoda/peers"

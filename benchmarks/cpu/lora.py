@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from benchmarks.cpu.checkpoints import make_checkpoint
 from benchmarks.cpu.shapes import SHAPES, Shape
 from benchmarks.cpu.workloads import MAX_MODEL_LEN, SMOKE, WORKLOADS, Workload
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 from pagoda import AsyncLLM, SamplingParams
 from pagoda.lora.request import LoRARequest
 from pagoda_common.params.sampling_params import RequestOutputKind

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 from pagoda import LLM, SamplingParams
 from pagoda.llm.metrics import Counter
 from tests.checkpoints import write_tokenizer

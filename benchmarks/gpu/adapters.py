@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu.check import TOLERANCE, Check, Pair
-from benchmarks.gpu.lora_case import lora_case
+from benchmarks.gpu.tools.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.tools.lora_case import lora_case
 from pagoda_kernels.lora.add_lora import add_lora, add_lora_reference
 
 RANKS = (8, 256, 16, 64, 5, 32, 128, 17)

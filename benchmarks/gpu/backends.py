@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
-from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.kernels import DTYPE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, decode_shapes, prompt_lengths
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.attention_case import BLOCK_SIZE, attention_case
+from benchmarks.gpu.tools.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring

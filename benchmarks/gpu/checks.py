@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.adapters import adapter_checks
-from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
 from benchmarks.gpu.backends import backend_checks
-from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.latents import latent_checks
 from benchmarks.gpu.mixtures import mixture_checks
 from benchmarks.gpu.quantized import quantized_checks
 from benchmarks.gpu.small_cache import small_cache_checks
+from benchmarks.gpu.tools.attention_case import BLOCK_SIZE, attention_case
+from benchmarks.gpu.tools.check import TOLERANCE, Check, Pair
 from pagoda_kernels.attention.copy_blocks import copy_blocks, copy_blocks_reference
 from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.attention.rope_store import HeadNorms, rope_store, rope_store_reference

@@ -5,8 +5,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.attention_case import attention_case
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.attention_case import attention_case
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_kernels.attention.paged_attention import paged_attention
 from pagoda_kernels.attention.rope_store import rope_store
 from pagoda_kernels.layers.act_and_mul import act_and_mul

@@ -18,10 +18,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.attention_case import attention_case
-from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.small_cache import KINDS
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.attention_case import attention_case
+from benchmarks.gpu.tools.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_kernels.attention.mla_attention import mla_attention, mla_attention_reference
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.attention.quantized_cache import FP8

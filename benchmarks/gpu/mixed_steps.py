@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu.steps import BLOCK_SIZE, SHAPES, TINY, BusyTimes, make_worker
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.worker import Worker

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.check import TOLERANCE, Check, Pair
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.scaled_matrix import FP4_GROUP, ScaledMatrix, pack_mxfp4
 from pagoda_kernels.moe.experts import ExpertWeights, routed_experts

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.check import Check, Pair
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.check import Check, Pair
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_kernels.linear.quantized_linear import quantized_linear, quantized_linear_reference
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_kernels.linear.quantized_rows import RowMatrix, pack_rows

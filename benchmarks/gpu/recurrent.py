@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_kernels.recurrent.batch import RecurrentBatch
 from pagoda_kernels.recurrent.gated_delta_rule import gated_delta_rule
 from pagoda_kernels.recurrent.state_space_scan import state_space_scan

@@ -95,7 +95,7 @@ def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_sm
         steps,
         tokens,
     )
-    from benchmarks.gpu.timing import Figures
+    from benchmarks.gpu.tools.timing import Figures
 
     started = time.monotonic()
     figures = Figures(device)

@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
-from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.kernels import DTYPE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.attention_case import BLOCK_SIZE, attention_case
+from benchmarks.gpu.tools.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.attention.quantized_cache import FP8, cache_width, dequantize_rows, quantize_rows, to_fp8
 from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cache_reference

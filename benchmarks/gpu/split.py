@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.timing import Figures
 
 SCRIPT = Path(__file__).parents[1] / "step_overhead.py"
 

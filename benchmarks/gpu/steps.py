@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.timing import Figures
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.steps.input_batch import ForwardInputs

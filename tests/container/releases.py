@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.container.stack import BUILD_TIMEOUT_S, ROOT, wheels_dir
-from tests.process.chaos_clients import Progress, stream_all
-from tests.process.chaos_requests import make_requests
+from tests.process.chaos.clients import Progress, stream_all
+from tests.process.chaos.requests import make_requests
 from tests.process.transcript import Transcript, differences
 
 VERSION = "0.1.0"

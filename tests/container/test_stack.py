@@ -10,8 +10,8 @@ import pytest
 
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.container.stack import ComposeStack
-from tests.process.chaos_clients import Progress, stream_all
-from tests.process.chaos_requests import ChaosRequest, make_requests
+from tests.process.chaos.clients import Progress, stream_all
+from tests.process.chaos.requests import ChaosRequest, make_requests
 from tests.process.stack import ask, poll_until
 from tests.process.transcript import Transcript, differences
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.backends import backend_checks, measure_backends
-from benchmarks.gpu.timing import Figures
+from benchmarks.gpu.tools.timing import Figures
 from tests.fakes.flash_attn_module import flash_attn_module
 from tests.fakes.flashinfer_module import flashinfer_module
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_kernels.attention.paged_attention import paged_attention
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.attention.quantized_cache import cache_width, quantize_rows

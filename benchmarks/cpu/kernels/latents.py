@@ -17,8 +17,8 @@ from itertools import cycle
 import torch
 
 from benchmarks.cpu.kernels.attention import COLD_BYTES, MAX_LAYERS, timed
-from benchmarks.figures import Report, median, parser
 from benchmarks.gpu.latents import RANK, ROTARY_DIM, SCALE, latent_case
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_kernels.attention.mla_attention import mla_attention
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references

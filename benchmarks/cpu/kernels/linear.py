@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_kernels.linear.packed_linear import pack_weight, packed_linear
 from pagoda_kernels.native.library import load_native, native
 

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from benchmarks.figures import Report, parser
+from benchmarks.tools.figures import Report, parser
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.sampling.grammars import load_tokenizer

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.figures import Report, median, parser
+from benchmarks.tools.figures import Report, median, parser
 from pagoda_kernels.linear.packed_linear import pack_weight, packed_linear
 from pagoda_kernels.linear.quantized_linear import quantized_linear
 from pagoda_kernels.linear.quantized_matrix import pack, quantize

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from benchmarks.gpu.lora_case import LoraCase, lora_case
+from benchmarks.gpu.tools.lora_case import LoraCase, lora_case
 from pagoda_kernels.lora.add_lora import LoraPart, add_lora, add_lora_reference
 from pagoda_kernels.native.library import load_native, native
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from benchmarks.gpu.lora_case import lora_case
+from benchmarks.gpu.tools.lora_case import lora_case
 from pagoda_kernels.lora.add_lora import add_lora, add_lora_reference
 from tests.kernels.linear.test_add_lora import part_of_wider_rows
 from tests.kernels.triton.outputs import nan_filled_outputs

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.process.chaos import Chaos, longest_gap
-from tests.process.chaos_requests import KINDS, make_requests
-from tests.process.chaos_stack import ChaosStack
+from tests.process.chaos.chaos import Chaos, longest_gap
+from tests.process.chaos.requests import KINDS, make_requests
+from tests.process.chaos.stack import ChaosStack
 from tests.process.transcript import Json, Transcript, differences
 
 SEED = 5

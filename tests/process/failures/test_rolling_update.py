@@ -6,8 +6,8 @@ import random
 
 import aiohttp
 
-from tests.process.chaos_clients import LINE_BYTES, Progress, read
-from tests.process.chaos_requests import ChaosRequest, make_requests
+from tests.process.chaos.clients import LINE_BYTES, Progress, read
+from tests.process.chaos.requests import ChaosRequest, make_requests
 from tests.process.deployment import Deployment, deployment
 from tests.process.transcript import Transcript, differences
 

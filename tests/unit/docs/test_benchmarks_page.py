@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import page
-from benchmarks.bars import Bars
+from benchmarks.tools.bars import Bars
 
 PICTURES = page.pictures()
 

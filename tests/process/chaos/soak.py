@@ -1,6 +1,6 @@
 """Mixed load for an hour while processes are killed: no client sees more than a pause, and no process grows.
 
-python -m tests.process.soak --minutes 60 --seed 1 --json soak.json --plot soak.png
+python -m tests.process.chaos.soak --minutes 60 --seed 1 --json soak.json --plot soak.png
 
 Clients draw one request after the other from a set whose answers are known from an undisturbed run, and compare. Every
 `--period` seconds a worker or the scheduler is killed or stopped, or connections are reset. The resident memory of each
@@ -25,10 +25,10 @@ from typing import Any
 import aiohttp
 import psutil
 
-from tests.process.chaos import FAULTS, Fault
-from tests.process.chaos_clients import LINE_BYTES, Progress, stream, stream_all
-from tests.process.chaos_requests import ChaosRequest, make_requests
-from tests.process.chaos_stack import ChaosStack
+from tests.process.chaos.chaos import FAULTS, Fault
+from tests.process.chaos.clients import LINE_BYTES, Progress, stream, stream_all
+from tests.process.chaos.requests import ChaosRequest, make_requests
+from tests.process.chaos.stack import ChaosStack
 from tests.process.transcript import Transcript, differences
 
 NUM_REQUESTS = 64

@@ -22,9 +22,9 @@ from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
 
 from pagoda_common.config.checkpoint.model_files import EMBEDDED_MODEL, resolve_model
-from tests.process.chaos_clients import Progress, stream_all
-from tests.process.chaos_requests import MODEL, ChaosRequest, make_requests
-from tests.process.chaos_stack import ChaosStack
+from tests.process.chaos.clients import Progress, stream_all
+from tests.process.chaos.requests import MODEL, ChaosRequest, make_requests
+from tests.process.chaos.stack import ChaosStack
 from tests.process.transcript import Transcript, differences
 
 REFERENCE_CONCURRENCY = 4
@@ -281,7 +281,3 @@ def main() -> None:
         Path(args.json).write_text(json.dumps(result, indent=1))
     if violation:
         raise SystemExit(f"\nVIOLATION in {violation}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Runs a service, and notes when each token passes it: `python -m benchmarks.traced_service pagoda_scheduler FLAGS`.
+"""Run a service and note when each token passes: `python -m benchmarks.tools.traced_service pagoda_scheduler FLAGS`.
 
 For benchmarks/starvation.py. Wraps the functions that a token passes and appends rows to the file that the variable
 PAGODA_TOKEN_TRACE names, every second and at the end. A row is [place, time, request, token], with seconds since the

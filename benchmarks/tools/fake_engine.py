@@ -40,7 +40,7 @@ async def fake_engine(
     address = f"127.0.0.1:{port}"
     scheduler = spawn_service("pagoda_scheduler", ["--port", str(port), *flags], env=QUIET)
     command = ["--scheduler", address, *worker_flags]
-    workers = [spawn_service("benchmarks.fake_worker", command, env=QUIET) for _ in range(num_workers)]
+    workers = [spawn_service("benchmarks.tools.fake_worker", command, env=QUIET) for _ in range(num_workers)]
     client = EngineClient(address=address)
     try:
         async with connect(address) as channel:

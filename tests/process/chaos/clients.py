@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from tests.process.chaos_requests import ChaosRequest
+from tests.process.chaos.requests import ChaosRequest
 from tests.process.transcript import Transcript
 
 HANG_S = 240.0

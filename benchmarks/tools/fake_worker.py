@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fake_worker --scheduler HOST:PORT``: a worker that answers in no time, as a process."""
+"""``python -m benchmarks.tools.fake_worker --scheduler HOST:PORT``: a worker that answers in no time, as a process."""
 
 import argparse
 import asyncio
