@@ -28,18 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(config: FrontendConfig) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; the exit code."""
+    """Serve until SIGTERM or SIGINT, then drain; the exit code. Raises CannotListen."""
     with without_collections():
         from pagoda_frontend.http.server import FrontendServer
 
     mark("imports")
     with stop_signals() as stop:
         server = FrontendServer(config=config)
-        try:
-            await server.start()
-        except OSError as error:
-            logger.error("%s", error)
-            return 1
+        await server.start()
         beating = asyncio.create_task(beat())
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(server.wait_failed())

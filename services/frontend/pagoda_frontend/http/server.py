@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from pagoda.v1 import inference_pb2_grpc
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.engine.client import EngineClient
-from pagoda_common.errors import ConfigError
+from pagoda_common.errors import CannotListen, ConfigError, PagodaError
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_common.process.logging import log_life
@@ -141,7 +141,7 @@ class FrontendServer:
         """Listen. Returns when both ports answer; the engine may still be loading.
 
         Raises:
-            OSError: an address cannot be bound.
+            CannotListen: an address cannot be bound.
         """
         config = self._config
         listener = _listen(config.host, config.port)
@@ -188,7 +188,7 @@ class FrontendServer:
         while not self._http.started:
             if self._tasks[0].done():
                 await self._tasks[0]
-                raise OSError("the HTTP server did not start")
+                raise PagodaError("the HTTP server did not start")
             await asyncio.sleep(POLL_S)
         exempt_what_exists()
         scheme = "http" if config.ssl_certfile is None else "https"
@@ -297,7 +297,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
 
 

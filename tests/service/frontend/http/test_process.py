@@ -70,16 +70,6 @@ async def test_a_key_may_come_from_the_environment() -> None:
             await child.wait()
 
 
-async def test_a_port_that_is_taken_is_said_plainly() -> None:
-    async with serve_fake_scheduler(FakeScheduler()) as address:
-        command = [sys.executable, "-m", "pagoda_frontend", "--scheduler", address, "--port", address.split(":")[1]]
-        child = await asyncio.create_subprocess_exec(*command, "--grpc-port", "0", stderr=asyncio.subprocess.PIPE)
-        _, errors = await asyncio.wait_for(child.communicate(), 240)
-        assert child.returncode == 1
-        assert b"cannot listen on" in errors
-        assert b"Traceback" not in errors
-
-
 async def test_a_chat_template_that_is_not_there_is_a_usage_error() -> None:
     command = [sys.executable, "-m", "pagoda_frontend", "--chat-template", "missing.jinja", "--port", "0"]
     child = await asyncio.create_subprocess_exec(*command, "--grpc-port", "0", stderr=asyncio.subprocess.PIPE)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, FrontendConfig
+from pagoda_common.errors import CannotListen
 from pagoda_frontend import __main__ as process
 from pagoda_frontend.http import server
 
@@ -48,8 +49,10 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
     @contextlib.contextmanager
     def signals() -> Iterator[asyncio.Event]:
-        yield event
-        Server.told.append("no signals")
+        try:
+            yield event
+        finally:
+            Server.told.append("no signals")
 
     monkeypatch.setattr(server, "FrontendServer", Server)
     monkeypatch.setattr(process, "stop_signals", signals)
@@ -73,11 +76,11 @@ async def test_a_server_that_ends_by_itself_is_a_fault(stop: asyncio.Event, capl
     assert [record.getMessage() for record in caplog.records] == ["the HTTP server ended"]
 
 
-async def test_a_port_that_is_taken_is_a_fault(stop: asyncio.Event, caplog: pytest.LogCaptureFixture) -> None:
-    Server.fault = OSError("cannot listen on 0.0.0.0:80: in use")
-    assert await process.serve(FrontendConfig()) == 1
+async def test_a_port_that_is_taken_is_a_fault(stop: asyncio.Event) -> None:
+    Server.fault = CannotListen("cannot listen on 0.0.0.0:80: in use")
+    with pytest.raises(CannotListen):
+        await process.serve(FrontendConfig())
     assert Server.told == ["made", "no signals"]
-    assert [record.getMessage() for record in caplog.records] == ["cannot listen on 0.0.0.0:80: in use"]
 
 
 @pytest.fixture

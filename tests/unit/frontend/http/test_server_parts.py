@@ -12,7 +12,7 @@ import pytest
 
 from pagoda.v1 import types_pb2
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_common.errors import ConfigError, PagodaError
+from pagoda_common.errors import CannotListen, ConfigError, PagodaError
 from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.http import server as servers
 from pagoda_frontend.http.answers.sse import EventStream, unless_disconnected
@@ -90,7 +90,7 @@ def test_a_listener_gives_its_connections_no_delay() -> None:
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         port = listener.getsockname()[1]
-        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: "):
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}: "):
             _listen("127.0.0.1", port)
     assert (_bracketed("127.0.0.1"), _bracketed("::1")) == ("127.0.0.1", "[::1]")
 

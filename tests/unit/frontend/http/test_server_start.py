@@ -9,6 +9,7 @@ import pytest
 
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.observability_config import ObservabilityConfig
+from pagoda_common.errors import PagodaError
 from pagoda_frontend.http import server as servers
 from pagoda_frontend.http.server import FrontendServer, _listen
 
@@ -112,13 +113,16 @@ async def test_a_port_that_is_taken_leaves_the_other_one_free(monkeypatch: pytes
     assert listener.fileno() == -1
 
 
-@pytest.mark.parametrize(("fault", "message"), [(None, "the HTTP server did not start"), (OSError("broken"), "broken")])
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [(None, PagodaError, "the HTTP server did not start"), (OSError("broken"), OSError, "broken")],
+)
 async def test_a_server_that_ends_at_once_has_not_started(
-    monkeypatch: pytest.MonkeyPatch, fault: Exception | None, message: str
+    monkeypatch: pytest.MonkeyPatch, fault: Exception | None, kind: type[Exception], message: str
 ) -> None:
     http = Http(fault, begins=False)
     server = starting(monkeypatch, http, Started())
-    with pytest.raises(OSError, match=message):
+    with pytest.raises(kind, match=message):
         await server.start()
     await server.close()
     http.sockets[0].close()
