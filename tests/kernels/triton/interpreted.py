@@ -10,10 +10,10 @@ import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import pagoda_kernels.triton
+from benchmarks.gpu.interpreter import spare_work
 from pagoda_kernels import selection
 
 _copies: dict[str, ModuleType] = {}
@@ -34,22 +34,6 @@ def _swap(modules: dict[str, ModuleType]) -> dict[str, ModuleType]:
     return found
 
 
-def _patch_once(interpreter: ModuleType) -> None:
-    """Have the copy patch its language for the first function of a module alone, and leave it so.
-
-    The interpreter does it for every function that a kernel calls, tl.sum included: a fifth of the time.
-    """
-    patch, patched = interpreter._patch_lang, set()
-
-    def patch_unless_done(function: Any) -> Any:
-        if function.__module__ not in patched:
-            patched.add(function.__module__)
-            patch(function)
-        return SimpleNamespace(restore=lambda: None)
-
-    interpreter._patch_lang = patch_unless_done
-
-
 @contextmanager
 def interpreted_kernels() -> Iterator[None]:
     """Within: `import triton` finds the interpreting copy, and CPU tensors go to our Triton kernels."""
@@ -59,7 +43,7 @@ def interpreted_kernels() -> Iterator[None]:
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         if not _copies:
-            _patch_once(importlib.import_module("triton.runtime.interpreter"))
+            spare_work(importlib.import_module("triton.runtime.interpreter"))
         for module in pkgutil.iter_modules(pagoda_kernels.triton.__path__, "pagoda_kernels.triton."):
             importlib.import_module(module.name)
         with selection.triton_on_cpu():
