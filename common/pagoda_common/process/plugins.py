@@ -5,9 +5,9 @@ frontend, the scheduler, every worker and `pagoda serve`, again after each resta
 """
 
 import logging
-from importlib.metadata import entry_points
 
 from pagoda_common.errors import ConfigError
+from pagoda_common.process.entry_points import entry_points
 
 logger = logging.getLogger(__name__)
 

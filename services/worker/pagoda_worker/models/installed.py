@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import cast
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_common.process.entry_points import entry_points
 from pagoda_worker.models.model import ModelFactory
 
 logger = logging.getLogger(__name__)

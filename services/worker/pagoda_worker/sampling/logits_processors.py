@@ -9,7 +9,6 @@ import importlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.process.entry_points import entry_points
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.sampling.columns import grown
 from pagoda_worker.sampling.logits_state import LogitsBatch
