@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -75,16 +76,22 @@ def posts(
             random.Random(name).shuffle(requests)
             requests = requests[: max(MIN_REQUESTS, round(len(requests) * share))]
         times = max(1, round(repeat * share))
-        limits = httpx.Limits(max_connections=concurrency)
-        async with httpx.AsyncClient(
-            base_url=stack.url, timeout=max(MIN_PATIENCE_S, PATIENCE_S * share), limits=limits
-        ) as http:
-            await in_parallel(
-                [lambda one=one: _post(http, one, outcome, reads=reads) for _ in range(times) for one in requests],
-                concurrency=concurrency,
-            )
+        sent = [one for _ in range(times) for one in requests]
+        await send_posts(stack, outcome, sent, share=share, concurrency=concurrency, reads=reads)
 
     return Attack(name, send)
+
+
+async def send_posts(
+    stack: Stack, outcome: Outcome, requests: Sequence[Post], *, share: float, concurrency: int, reads: bool = True
+) -> None:
+    """All of these, from a client whose patience depends on the share."""
+    limits = httpx.Limits(max_connections=concurrency)
+    timeout_s = max(MIN_PATIENCE_S, PATIENCE_S * share)
+    async with httpx.AsyncClient(base_url=stack.url, timeout=timeout_s, limits=limits) as http:
+        await in_parallel(
+            [partial(_post, http, one, outcome, reads=reads) for one in requests], concurrency=concurrency
+        )
 
 
 async def in_parallel(works: Sequence[Callable[[], Awaitable[None]]], *, concurrency: int) -> None:

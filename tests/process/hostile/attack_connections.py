@@ -149,6 +149,11 @@ async def _half_bodies(stack: Stack, outcome: Outcome, share: float) -> None:
     await asyncio.gather(*(hold(size) for size in sizes))
 
 
+async def _slow_clients_and_half_bodies(stack: Stack, outcome: Outcome, share: float) -> None:
+    """Both at once: each waits ten seconds until the server ends it."""
+    await asyncio.gather(_slow_clients(stack, outcome, share), _half_bodies(stack, outcome, share))
+
+
 async def _idle_connections(stack: Stack, outcome: Outcome, share: float) -> None:
     """Connections that say nothing, and streams whose client does not read."""
     body = b'{"model": "pagoda-tiny", "prompt": "a", "max_tokens": 900, "ignore_eos": true, "stream": true, "n": 16}'
@@ -188,8 +193,7 @@ async def _storm(stack: Stack, outcome: Outcome, share: float) -> None:
 
 ATTACKS: tuple[Attack, ...] = (
     Attack("odd requests on raw connections", _odd_requests),
-    Attack("slow clients", _slow_clients),
-    Attack("half bodies", _half_bodies),
+    Attack("slow clients and half bodies", _slow_clients_and_half_bodies),
     Attack("idle connections", _idle_connections),
     Attack("a storm of resets", _storm),
 )

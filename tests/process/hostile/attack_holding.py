@@ -11,7 +11,7 @@ import httpx
 from grpc_health.v1 import health_pb2
 
 from pagoda.v1 import inference_pb2, types_pb2
-from tests.process.hostile.attack import HANG_S, Attack, Outcome, Post, in_parallel, judged, post, posts
+from tests.process.hostile.attack import HANG_S, Attack, Outcome, Post, in_parallel, judged, post, posts, send_posts
 from tests.process.hostile.attack_bodies import CHAT, COMPLETIONS, HELLO, LONG, MESSAGES, RESPONSES, chat, complete
 from tests.process.hostile.attack_streams import WATCH, note, ports_of
 from tests.process.stack import Stack
@@ -45,9 +45,11 @@ def _outliving(number: int) -> list[Post]:
     ]
 
 
-def outliving_bodies() -> Iterable[Post]:
-    for number in range(60):
-        yield from _outliving(number)
+async def _outliving_bodies(stack: Stack, outcome: Outcome, share: float) -> None:
+    """Two of each in the short form; no more are made than are sent, for each is of megabytes."""
+    rounds = range(max(2, round(60 * share)))
+    bodies = await asyncio.to_thread(lambda: [body for number in rounds for body in _outliving(number)])
+    await send_posts(stack, outcome, bodies, share=share, concurrency=200)
 
 
 async def _background(stack: Stack, outcome: Outcome, share: float) -> None:
@@ -186,7 +188,8 @@ async def _large_names(stack: Stack, outcome: Outcome, share: float) -> None:
     ports = await asyncio.to_thread(ports_of, stack)
     message = health_pb2.HealthCheckRequest(service="n" * 3_900_000).SerializeToString()
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
-    for port in ports:
+
+    async def watch(port: int) -> None:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
         calls: list[Any] = []
         for number in range(max(10, round(300 * share))):
@@ -199,6 +202,8 @@ async def _large_names(stack: Stack, outcome: Outcome, share: float) -> None:
         for one in calls:
             one.cancel()
         await channel.close()
+
+    await asyncio.gather(*map(watch, ports))
 
 
 async def _arrays(stack: Stack, outcome: Outcome, share: float) -> None:
@@ -249,7 +254,7 @@ async def _resumed_calls(stack: Stack, outcome: Outcome, share: float) -> None:
 
 
 ATTACKS: tuple[Attack, ...] = (
-    posts("bodies that outlive their check", outliving_bodies, concurrency=200),
+    Attack("bodies that outlive their check", _outliving_bodies),
     Attack("answers in the background", _background),
     posts("places that never were", _resuming, concurrency=64),
     posts("long headers", long_headers, concurrency=32),

@@ -140,8 +140,8 @@ def use(stack: Stack) -> None:
         ("/v1/chat/completions", {**chat, "structured_outputs": {"regex": "[a-z]{1,40}"}}),
         ("/v1/embeddings", {"model": MODEL, "input": ["Once upon a time " * 20] * 64}),
     ]
-    with ThreadPoolExecutor(max_workers=24) as pool:
-        posts = [pool.submit(httpx.post, stack.url + path, json=body, timeout=HANG_S) for path, body in calls * 6]
+    with ThreadPoolExecutor(max_workers=18) as pool:
+        posts = [pool.submit(httpx.post, stack.url + path, json=body, timeout=HANG_S) for path, body in calls * 3]
     for answer in posts:
         assert answer.result().status_code == HTTPStatus.OK, answer.result().text
 
