@@ -13,8 +13,8 @@ from tests.process.failures.test_recovery import stream
 from tests.process.ranks.test_tensor_parallel import process_of
 from tests.process.stack import Stack, poll_until
 
-NUM_TOKENS = 400
-LENGTH = 50_000
+NUM_TOKENS = 240
+LENGTH = 30_000
 """Of a regular expression: each takes a good part of a second, and one at a time is compiled."""
 LETTERS = "bcd"
 
