@@ -49,7 +49,7 @@ async def stream_text(client: openai.AsyncOpenAI, question: str, seed: int) -> s
         model="pagoda-tiny",
         messages=[{"role": "user", "content": question}],
         stream=True,
-        max_tokens=40,
+        max_tokens=24,
         temperature=0.8,
         seed=seed,
     )

@@ -22,7 +22,7 @@ from tests.random_schemas import random_schema
 from tests.unit.text.tokenizers_at_hand import byte_tokenizer, load
 
 NUM_SCHEMAS = int(os.environ.get("PAGODA_WALK_SCHEMAS", "200"))
-NUM_SEEDS = int(os.environ.get("PAGODA_WALK_SEEDS", "5"))
+NUM_SEEDS = int(os.environ.get("PAGODA_WALK_SEEDS", "2"))
 NUM_PARTS = 10
 
 

@@ -28,7 +28,7 @@ def outputs_of(sequences: list[Tracked]) -> list[list[int]]:
 
 def test_single_prompts_equal_transformers(reference: Reference) -> None:
     for prompt, output in zip(make_prompts(), reference.outputs, strict=True):
-        assert reference.driver.generate([prompt], max_tokens=10)[0].output == output[:10]
+        assert reference.driver.generate([prompt], max_tokens=4)[0].output == output[:4]
     assert len(set(map(tuple, reference.outputs))) == len(reference.outputs), "degenerate checkpoint"
 
 
@@ -38,8 +38,8 @@ def test_a_batch_equals_transformers(reference: Reference) -> None:
 
 @pytest.mark.parametrize(("chunk", "budget"), [(7, 10_000), (16, 40), (10_000, 64)])
 def test_chunked_prefill_equals_transformers(reference: Reference, chunk: int, budget: int) -> None:
-    sequences = reference.driver.generate(make_prompts(), max_tokens=NUM_TOKENS, chunk=chunk, budget=budget)
-    assert outputs_of(sequences) == reference.outputs
+    sequences = reference.driver.generate(make_prompts(), max_tokens=10, chunk=chunk, budget=budget)
+    assert outputs_of(sequences) == [output[:10] for output in reference.outputs]
 
 
 def test_a_resumed_request_continues_where_it_was(reference: Reference) -> None:
