@@ -169,7 +169,10 @@ def test_a_plan_waits_until_the_device_has_the_one_before(monkeypatch: pytest.Mo
         (FlashAttention, {}, None),
         (FlashAttention, {"head_dim": 80}, None),
         (FlashAttention, {"head_dim": 20}, "head_dim is 20, must be a multiple of 8 up to 256"),
+        (FlashAttention, {"head_dim": 256}, None),
+        (FlashAttention, {"head_dim": 264}, "head_dim is 264, must be a multiple of 8 up to 256"),
         (FlashAttention, {"capability": (8, 0)}, "the device has compute capability 8.0, must be 9.0"),
+        (FlashAttention, {"capability": (10, 0)}, "the device has compute capability 10.0, must be 9.0"),
         (FlashAttention, {"cache_dtype": torch.float8_e4m3fn}, "the KV cache is of float8_e4m3fn, must be of bfloat16"),
     ],
 )
