@@ -80,6 +80,18 @@ def test_no_more_than_the_end_of_it_is_shown() -> None:
     assert str(caught.value) == "b" * 1999 + "c"
 
 
+def test_what_a_compiler_prints_stays_out_of_the_output_of_the_program(capfd: pytest.CaptureFixture[str]) -> None:
+    says = "import sys; print('compiling'); print('a warning', file=sys.stderr)"
+    Compilation().run([sys.executable, "-c", says])
+    assert tuple(capfd.readouterr()) == ("", "")
+
+
+def test_a_reason_that_is_no_text_is_shown_as_far_as_it_is() -> None:
+    said = "import sys; sys.stderr.buffer.write(b'no file caf\\xe9'); sys.exit(1)"
+    with pytest.raises(RuntimeError, match="no file caf\ufffd"):
+        Compilation().run([sys.executable, "-c", said])
+
+
 def test_what_ends_well_says_nothing_and_another_may_follow() -> None:
     compilation = Compilation()
     for _ in range(2):
