@@ -97,6 +97,16 @@ def test_the_kernel_and_the_reference_agree_on_quantized_floats() -> None:
     torch.testing.assert_close(expected, quantized_linear_reference(x, packed))
 
 
+@pytest.mark.parametrize("references", [[], ["quantized_linear"]])
+def test_a_wider_result_is_not_rounded_to_the_type_of_the_inputs(references: list[str]) -> None:
+    packed, x = pack_rows(quantize(torch.randn(40, 64), bits=4, group_size=32)), torch.randn(3, 64).bfloat16()
+    use_references(references)
+    actual = quantized_linear(x, packed, out_dtype=torch.float32)
+    assert actual.dtype == torch.float32
+    expected = x.double() @ unpack_row_matrix(packed).dequantize().double().t()
+    torch.testing.assert_close(actual.double(), expected, atol=1e-4, rtol=1e-4)
+
+
 def test_a_nan_stays_in_its_row() -> None:
     x = torch.randn(20, 300)
     x[3, 299] = torch.nan
