@@ -391,6 +391,13 @@ def test_prompts_that_are_none_are_named_by_their_place(tokenizer: Tokenizer, pr
     assert caught.value.field == "prompts[1]"
 
 
+def test_the_token_ids_of_a_prompt_count_and_not_its_text(tokenizer: Tokenizer) -> None:
+    llm, engine = calls(tokenizer, "embed")
+    llm.embed({"prompt": "another text", "prompt_token_ids": [5, 6], "cache_salt": "mine"}, use_tqdm=False)
+    [request] = engine.requests
+    assert (request.prompt_token_ids, request.cache_salt) == ([5, 6], "mine")
+
+
 def test_what_only_pools_is_cut_on_the_right(tokenizer: Tokenizer) -> None:
     llm, engine = calls(tokenizer, "embed")
     for only_pools, kept in ((True, [1, 2]), (False, [3, 4])):
