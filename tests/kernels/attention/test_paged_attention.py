@@ -327,7 +327,7 @@ def test_a_nan_does_not_stay_behind_in_a_thread(softcap: float | None, window: i
 @pytest.mark.parametrize("path", ["native"], indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_kv_heads", [6, 3, 2])
-def test_what_lies_behind_a_sequence_makes_no_difference(num_kv_heads: int, dtype: torch.dtype) -> None:
+def test_what_lies_after_a_sequence_makes_no_difference(num_kv_heads: int, dtype: torch.dtype) -> None:
     lengths = [1, 17, 63, 200, 40]
     case = make_case([1, 1, 1, 1, 9], lengths, num_kv_heads=num_kv_heads, head_dim=64, dtype=dtype)
     _, k_cache, v_cache, plan = case

@@ -32,7 +32,7 @@ def test_what_is_made_is_for_this_user_alone(home: Path) -> None:
 
 @pytest.mark.parametrize("part", ["a", "a/b", "a/b/file.so"])
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o772])
-def test_nothing_is_trusted_behind_a_part_that_others_may_write(home: Path, part: str, mode: int) -> None:
+def test_nothing_is_trusted_after_a_part_that_others_may_write(home: Path, part: str, mode: int) -> None:
     make_trusted(home / "a" / "b")
     file = home / "a" / "b" / "file.so"
     file.write_bytes(b"")

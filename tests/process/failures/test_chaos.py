@@ -30,7 +30,7 @@ def test_the_same_seed_makes_the_same_requests_of_every_kind() -> None:
     assert {request.kind for request in requests} == set(KINDS)
 
 
-def test_the_longest_gap_is_one_that_ends_behind_the_fault() -> None:
+def test_the_longest_gap_is_one_that_ends_after_the_fault() -> None:
     assert longest_gap([0, 5, 6, 9, 10], 5.5) == (6, 9)
     assert longest_gap([0, 5, 6, 9, 10], 3) == (0, 5)
     assert longest_gap([0, 5], 6) is None  # it had ended

@@ -50,7 +50,7 @@ def test_a_stream_survives_the_loss_of_a_rank(stack: Stack, undisturbed: str, ra
     assert "sequences will be recomputed" in stack.log
 
 
-def test_two_ranks_say_what_one_says_also_with_drafts_and_behind_a_sleep() -> None:
+def test_two_ranks_say_what_one_says_also_with_drafts_and_after_a_sleep() -> None:
     prompts = ["Once upon a time", "The dog and the dog and the dog and", "A"]
     params = SamplingParams(temperature=0, max_tokens=24)
 

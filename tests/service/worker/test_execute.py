@@ -116,7 +116,7 @@ async def test_an_older_scheduler_loses_its_stream(caller: Caller, channel: grpc
     await fails(stream.read(), grpc.StatusCode.ABORTED)
 
 
-async def test_a_step_out_of_turn_ends_the_stream_behind_the_answers_before_it(caller: Caller) -> None:
+async def test_a_step_out_of_turn_ends_the_stream_after_the_answers_before_it(caller: Caller) -> None:
     stream = caller.stub.Execute()
     await stream.write(caller.prefill(new_request()))
     caller.step = 7

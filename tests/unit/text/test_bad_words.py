@@ -30,11 +30,11 @@ def sequences(bad_words: Sequence[str], *known: str) -> tuple[tuple[int, ...], .
     return bad_words_token_ids(bad_words, cast("Tokenizer", Letters(*known)))
 
 
-def test_a_word_whose_tokens_end_those_behind_a_space_is_one_sequence() -> None:
+def test_a_word_whose_tokens_end_those_after_a_space_is_one_sequence() -> None:
     assert sequences(["ab"]) == ((97, 98),), "it rules out the space and itself as well"
 
 
-def test_a_word_with_a_token_of_its_own_behind_a_space_is_two() -> None:
+def test_a_word_with_a_token_of_its_own_after_a_space_is_two() -> None:
     assert sequences(["ab"], " ab") == ((97, 98), (1000,))
     assert sequences(["ab", "c"], " ab") == ((97, 98), (1000,), (99,))
 

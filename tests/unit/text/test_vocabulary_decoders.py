@@ -103,7 +103,7 @@ def after(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
     return "".join([detokenizer.append([token_id]) for token_id in ids]) + detokenizer.flush()
 
 
-def test_bytes_of_tokens_join_to_the_text_behind_a_prompt(tokenizer: Tokenizer) -> None:
+def test_bytes_of_tokens_join_to_the_text_after_a_prompt(tokenizer: Tokenizer) -> None:
     words = tokenizer.encode("the cat", add_special_tokens=False)
     plain = [token_id for token_id in range(tokenizer.vocab_size) if token_id not in tokenizer.special_token_ids]
     draw = random.Random(0)

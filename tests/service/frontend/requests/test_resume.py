@@ -241,7 +241,7 @@ async def test_a_stream_over_http_goes_on(
 
 
 @pytest.mark.parametrize("num_known", [0, 1, 2])
-async def test_a_stream_goes_on_behind_exactly_the_tokens_that_the_client_has(
+async def test_a_stream_resumes_after_exactly_the_tokens_that_the_client_has(
     frontends: tuple[Running, Running], worker: FakeWorker, num_known: int
 ) -> None:
     one, two = frontends

@@ -67,7 +67,7 @@ def test_random_texts_are_of_ordinary_tokens(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(text, add_special_tokens=False)) == num_tokens
 
 
-def test_a_sonnet_is_lines_of_the_file_behind_the_same_first_ones(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_sonnet_is_lines_of_the_file_after_the_same_first_ones(tokenizer: Tokenizer, tmp_path: Path) -> None:
     poem = tmp_path / "sonnet.txt"
     poem.write_text("".join(f"Line {number} of the poem\n\n" for number in range(40)))
     args = arguments("--dataset-name", "sonnet", "--dataset-path", str(poem), "--sonnet-output-len", "9")
@@ -220,7 +220,7 @@ def test_a_request_is_good_up_to_its_bound(metric: str, bound_ms: float, is_with
     assert is_good(result, {metric: bound_ms}) is is_within
 
 
-async def test_times_are_those_of_the_tokens_and_not_of_the_figures_behind_them(
+async def test_times_are_those_of_the_tokens_and_not_of_the_figures_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Client:

@@ -29,7 +29,7 @@ def test_underscores_are_dashes_but_in_values_and_known_flags() -> None:
         (["--one.a", "1", "--", "--one.b", "2"], ['--one={"a": 1}', "--", "--one.b", "2"]),
     ],
 )
-def test_keys_behind_dots_are_an_object(words: list[str], wanted: list[str]) -> None:
+def test_keys_after_dots_are_an_object(words: list[str], wanted: list[str]) -> None:
     assert dashed(words, {"--one", "--two", "--one.known"})[0] == wanted
 
 

@@ -169,7 +169,7 @@ async def test_a_patient_consumer_wakes_for_the_first_token_for_so_many_and_for_
     assert (end.token_ids, end.finish_reason) == ([7], "length")
 
 
-async def test_an_error_comes_behind_the_tokens_that_waited_with_it() -> None:
+async def test_an_error_comes_after_the_tokens_that_waited_with_it() -> None:
     stream, _ = make_stream()
     stream.sequences[0].extend(0, [5, 6])
     stream.sequences[0].finish("error", error=RequestFailed("lost"))

@@ -35,12 +35,12 @@ async def releases(monkeypatch: pytest.MonkeyPatch, *, num_events: int, is_idle:
     return compactions
 
 
-async def test_behind_many_events_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_many_events_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = len(idle_memory.RELEASE_AFTER)
     assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS, is_idle=True) == expected
 
 
-async def test_once_behind_a_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_once_after_a_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS - 1, is_idle=True) == 1
     assert await releases(monkeypatch, num_events=0, is_idle=True) == 0
 

@@ -115,7 +115,7 @@ async def test_who_gives_up_while_waiting_leaves_the_queue() -> None:
     assert [await first, await third] == ["1", "3"]
 
 
-async def test_who_gives_up_behind_others_makes_room_at_once() -> None:
+async def test_who_gives_up_after_others_makes_room_at_once() -> None:
     """While nothing ends: for one more of all, and for one more of the caller."""
     work = Work(FairQueue(num_places=1, max_waiting=4))
     tasks = {name: work.start(name, who=name[0]) for name in ("a0", "a1", "a2", "b0", "b1")}

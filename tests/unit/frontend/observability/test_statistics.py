@@ -42,7 +42,7 @@ def test_counters_of_a_new_scheduler_give_no_negative_rate() -> None:
     assert "prompt throughput: 0.0" in line(IDLE, BUSY, elapsed_s=1.0)
 
 
-async def test_there_are_lines_while_there_is_load_and_one_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_there_are_lines_while_there_is_load_and_one_after_it(caplog: pytest.LogCaptureFixture) -> None:
     done = replace(BUSY, num_running_reqs=0, num_waiting_reqs=0)
     moments = [IDLE, IDLE, BUSY, done, done, done, done]
     is_over = asyncio.Event()

@@ -39,7 +39,7 @@ def accepts(params: StructuredOutputsParams, token_ids: bytes) -> bool:
 
 
 @pytest.mark.parametrize("prompt", [OPEN, ""])
-def test_the_end_is_forced_behind_the_budget_and_the_answer_is_free(prompt: str) -> None:
+def test_the_end_is_forced_after_the_budget_and_the_answer_is_free(prompt: str) -> None:
     params = constraint(3, prompt=prompt)
     opening = b"" if prompt else bytes([START])
     for thoughts in (b"", b"ab", b"abc"):

@@ -67,7 +67,7 @@ def test_a_template_flag_is_a_file_or_the_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["<", "i", "end", "|", "im_end", "", "hi", " spaced ", "assistant"])
-async def test_a_continued_message_is_cut_behind_its_text_whatever_that_is(text: str) -> None:
+async def test_a_continued_message_is_cut_after_its_text_whatever_that_is(text: str) -> None:
     messages = [message("user", "hi"), message("assistant", text)]
     shown = await prompts().render(messages, add_generation_prompt=False, continue_final_message=True)
     assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n" + text

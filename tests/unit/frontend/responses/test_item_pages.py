@@ -22,7 +22,7 @@ def test_a_page_has_the_newest_twenty_first_unless_told_otherwise() -> None:
     assert (ids(oldest), oldest["has_more"]) == (["i0", "i1"], True)
 
 
-def test_a_page_begins_behind_the_item_that_is_named() -> None:
+def test_a_page_begins_after_the_item_that_is_named() -> None:
     page = item_page(ITEMS, {"order": "asc", "after": "i22", "limit": "2"})
     assert (ids(page), page["has_more"]) == (["i23", "i24"], False)
     page = item_page(ITEMS, {"after": "i3", "limit": "2"})

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.scheduler.stories import PretendWorker, make_request, make_scheduler, run
 
 
-def test_cached_prefixes_are_found_behind_a_compaction() -> None:
+def test_cached_prefixes_are_found_after_a_compaction() -> None:
     scheduler, worker = make_scheduler(), PretendWorker()
     scheduler.add(make_request("a", 20))
     run(scheduler, worker)
@@ -26,7 +26,7 @@ def test_cached_prefixes_are_found_behind_a_compaction() -> None:
     assert again.first_cached_tokens == 16
 
 
-def test_hashes_on_the_host_are_found_behind_a_compaction() -> None:
+def test_hashes_on_the_host_are_found_after_a_compaction() -> None:
     scheduler = make_scheduler(num_host_blocks=2)
     host = scheduler.kv.host
     digest = b"\1" * 16
@@ -37,7 +37,7 @@ def test_hashes_on_the_host_are_found_behind_a_compaction() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_a_removed_sequence_is_gone_behind_a_compaction(policy: str) -> None:
+def test_a_removed_sequence_is_gone_after_a_compaction(policy: str) -> None:
     scheduler = make_scheduler(policy=policy)
 
     class Mark:

@@ -160,7 +160,7 @@ def test_large_constraints_of_one_tenant_leave_room_for_small_ones_and_for_other
     assert compiler.started[3:] == ["d" * LARGE]
 
 
-def test_what_is_held_has_a_bound_and_is_released_behind_the_steps(
+def test_what_is_held_has_a_bound_and_is_released_after_the_steps(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constraint_holds, "MAX_AHEAD", 3)

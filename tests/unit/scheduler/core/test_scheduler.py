@@ -45,7 +45,7 @@ def test_the_next_step_is_scheduled_before_the_result_of_the_last_is_known() -> 
     assert request.finish_reason == "length"
 
 
-def test_a_token_sampled_behind_the_end_is_never_delivered() -> None:
+def test_a_token_sampled_after_the_end_is_never_delivered() -> None:
     scheduler = make_scheduler()
     request = make_request("a", 5, max_tokens=9)
     scheduler.add(request)
@@ -80,7 +80,7 @@ def test_ignore_eos_goes_on() -> None:
     assert not request.is_finished
 
 
-def test_a_long_prompt_is_chunked_behind_running_decodes() -> None:
+def test_a_long_prompt_is_chunked_after_running_decodes() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=16)
     scheduler.add(make_request("short", [1, 2, 3]))
     output = scheduler.schedule()

@@ -152,7 +152,7 @@ async def test_what_a_reader_that_acknowledges_has_read_counts_until_it_says_so(
     assert (box.is_full, heard) == (False, ["room"])
 
 
-async def test_a_stream_ends_with_the_first_error_behind_what_waits() -> None:
+async def test_a_stream_ends_with_the_first_error_after_what_waits() -> None:
     box: Outbox[scheduler_pb2.SchedulerMessage] = Outbox()
     box.put(MESSAGE)
     box.close(QueueFull("first"))

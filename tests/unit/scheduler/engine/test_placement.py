@@ -178,7 +178,7 @@ async def test_what_comes_back_is_ahead_in_its_order() -> None:
     assert list(second.scheduler.waiting) == [*moved, first_of_second]
 
 
-def test_of_a_large_call_what_has_not_run_waits_for_turns_behind_the_others() -> None:
+def test_of_a_large_call_what_has_not_run_waits_for_turns_after_the_others() -> None:
     call = [make_request(str(number), 5, group="call") for number in range(TURN + 3)]
     call[TURN].num_preemptions = 1
     call[TURN + 2].output_token_ids = [7]
@@ -199,7 +199,7 @@ def test_what_has_run_takes_no_turn() -> None:
     assert (list(late), len(ordered)) == ([call[TURN]], TURN + 3)
 
 
-async def test_late_ones_of_a_call_stand_behind_what_waits_there() -> None:
+async def test_late_sequences_of_a_call_follow_what_waits_there() -> None:
     engine = engine_of(max_num_seqs=64)
     first, _ = add_core(engine)
     call = [make_request("call", 5, index=number) for number in range(TURN + 2)]

@@ -40,7 +40,7 @@ async def looks_until_lost(monkeypatch: pytest.MonkeyPatch, *, tick_s: float, is
 
 
 @pytest.mark.parametrize(("is_idle", "bound_s"), [(True, 3.0), (False, 10.0)])
-async def test_a_silent_worker_is_lost_behind_its_bound(
+async def test_a_silent_worker_is_lost_after_its_bound(
     monkeypatch: pytest.MonkeyPatch, is_idle: bool, bound_s: float
 ) -> None:
     looks = await looks_until_lost(monkeypatch, tick_s=0.25, is_idle=is_idle)

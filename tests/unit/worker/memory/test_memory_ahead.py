@@ -50,7 +50,7 @@ def blocks_there(cache: Tensor) -> list[int]:
     return [int(block) for block in np.flatnonzero(by_block.all(axis=1))]
 
 
-def test_a_part_of_the_cache_behind_what_is_used(cache: Tensor) -> None:
+def test_a_part_of_the_cache_after_what_is_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache])
     assert blocks_there(cache) == []
     ahead.touch(20, yes)

@@ -63,7 +63,7 @@ def test_layers_that_share_attention_are_refused(tmp_path: Path) -> None:
         Driver(make_checkpoint("Zamba2ForCausalLM", tmp_path), world_size=2)
 
 
-def test_falcon_h1_without_a_norm_and_with_one_behind_the_gate(tmp_path: Path) -> None:
+def test_falcon_h1_without_a_norm_and_with_one_after_the_gate(tmp_path: Path) -> None:
     """One group of B and C is on both ranks, and its norm is over the values of both."""
     for number, options in enumerate(({"mamba_rms_norm": False}, {"mamba_norm_before_gate": False})):
         sizes = options | {"mamba_n_groups": 1}

@@ -54,7 +54,7 @@ def test_poolings_of_the_files(pooling: str, normalizes: bool, tmp_path: Path) -
         assert cosine(made, wanted) > CLOSE
 
 
-def test_a_matrix_behind_the_pooling_with_its_activation(tmp_path: Path) -> None:
+def test_a_matrix_after_the_pooling_with_its_activation(tmp_path: Path) -> None:
     model = make_encoder("BertModel", tmp_path)
     dense = torch.randn(24, 64) * 0.1
     write_modules(tmp_path, "mean_tokens", dense=dense, normalizes=False)

@@ -33,7 +33,7 @@ async def test_answers_leave_in_the_order_of_their_steps() -> None:
     assert await stream.next() == output(2)
 
 
-async def test_the_end_comes_behind_what_is_on_its_way() -> None:
+async def test_the_end_comes_after_what_is_on_its_way() -> None:
     stream, answer = ExecuteStream(), StepAnswer()
     stream.put(answer)
     stream.end()
@@ -53,7 +53,7 @@ async def test_the_end_wakes_a_writer_that_has_nothing_to_write() -> None:
     assert await writer is None
 
 
-async def test_an_error_comes_behind_what_is_on_its_way() -> None:
+async def test_an_error_comes_after_what_is_on_its_way() -> None:
     stream, answer = ExecuteStream(), StepAnswer()
     stream.put(answer)
     stream.end(Superseded("by another"))

@@ -23,7 +23,7 @@ async def test_a_stream_answers_in_order_and_ends_with_its_requests(served: Serv
     ]
 
 
-async def test_a_step_out_of_turn_ends_its_stream_behind_the_answers_before_it(served: Served) -> None:
+async def test_a_step_out_of_turn_ends_its_stream_after_the_answers_before_it(served: Served) -> None:
     async def requests() -> AsyncIterator[worker_pb2.ExecuteModelRequest]:
         yield served.step(1)
         yield served.step(3)

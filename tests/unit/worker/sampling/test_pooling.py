@@ -145,7 +145,7 @@ def test_a_step_that_looks_like_decodes_may_have_the_last_token_of_a_prompt(dtyp
     assert tokens[:6] == alone
 
 
-def test_behind_a_cached_prefix_only_the_rest_is_computed() -> None:
+def test_after_a_cached_prefix_only_the_rest_is_computed() -> None:
     driver = Driver("pagoda-tiny")
     prompt = prompts()[6]
     step(driver, {0: 90}, [request(0, prompt, None)])

@@ -138,7 +138,7 @@ def test_log_probabilities_are_those_of_the_model(driver: Driver, tokenizer: Tok
     assert bound.ranks[0] > 1
 
 
-def test_the_constraint_begins_behind_the_start_tokens(driver: Driver, tokenizer: Tokenizer) -> None:
+def test_the_constraint_begins_after_the_start_tokens(driver: Driver, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode(PROMPT)
     [free] = driver.generate([prompt], SamplingParams(temperature=0, max_tokens=12), max_tokens=12)
     run = tuple(free.output[4:6])

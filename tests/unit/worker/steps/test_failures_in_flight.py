@@ -177,7 +177,7 @@ def test_a_row_that_contradicts_the_batch_is_a_bad_slot(one_by_one: Worker, ahea
     assert 1 in [bad.slot for bad in ahead.execute_model(decode).bad_slots]
 
 
-def test_a_step_that_cannot_be_fails_behind_the_one_in_flight(one_by_one: Worker, ahead: Worker) -> None:
+def test_a_step_that_cannot_be_fails_after_the_one_in_flight(one_by_one: Worker, ahead: Worker) -> None:
     first, decode = start(request(0, [5, 6, 7], [0, 1])), StepInput(num_seqs=1)
     wrong = StepInput(num_seqs=1, appended_slots=ints([0]), appended_block_ids=ints([NUM_BLOCKS]))
     expected = run_one_by_one(one_by_one, [first, decode])
@@ -190,7 +190,7 @@ def test_a_step_that_cannot_be_fails_behind_the_one_in_flight(one_by_one: Worker
         refused.result()
 
 
-def test_a_device_that_fails_takes_the_steps_behind_along(ahead: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_takes_later_steps_along(ahead: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead.execute_model(start(request(0, [5, 6, 7], [0, 1])))
     decode = StepInput(num_seqs=1)
     first, second = ahead.begin(decode), ahead.begin(decode)

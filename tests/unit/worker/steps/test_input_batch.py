@@ -156,7 +156,7 @@ def guesses(new: NewRequest, num_scheduled: int, most: int = 2) -> list[int]:
     return inputs.num_draft_tokens.tolist()
 
 
-def test_only_what_samples_a_token_has_guesses_behind_it() -> None:
+def test_only_what_samples_a_token_has_guesses_after_it() -> None:
     prompt = [3, 4, 3, 4, 3, 4, 3, 4]
     assert guesses(request(1, prompt, computed=7), 1) == [2]
     assert guesses(request(1, prompt), 8) == [2]

@@ -56,7 +56,7 @@ def test_a_block_that_leaves_and_comes_back_in_one_step_is_what_it_was() -> None
     assert contents(cache) == [6, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_copies_come_behind_what_is_swapped_in() -> None:
+def test_copies_come_after_what_is_swapped_in() -> None:
     worker, cache = worker_and_cache()
     worker.execute_model(StepInput(blocks_to_swap_out=pairs((7, 2), (1, 0))))
     worker.execute_model(StepInput(blocks_to_swap_in=pairs((2, 4), (0, 3)), blocks_to_copy=pairs((4, 5), (3, 6))))

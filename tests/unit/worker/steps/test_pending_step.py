@@ -88,7 +88,7 @@ def test_a_step_that_ended_as_it_began_has_its_outcome_at_once(side: Side) -> No
     assert (launched.is_in_flight, launched.is_done) == (True, False)
 
 
-def test_a_failure_ends_the_steps_behind_it_and_none_before(side: Side) -> None:
+def test_a_failure_ends_the_steps_after_it_and_none_before(side: Side) -> None:
     output = StepOutput()
     sound, bad, after = side.launch(output), side.launch(RuntimeError("device")), side.launch()
     assert sound.result() is output

@@ -122,7 +122,7 @@ def test_a_step_that_comes_while_another_computes_is_begun_at_once(side: Side) -
     assert side.answers == [1, 2]
 
 
-def test_tokens_that_are_there_are_told_without_a_step_behind_them(side: Side) -> None:
+def test_tokens_that_are_there_are_told_without_a_step_after_them(side: Side) -> None:
     side.put(1)
     side.until(lambda: side.worker.log == ["begin 1"])
     assert side.pipeline.is_running

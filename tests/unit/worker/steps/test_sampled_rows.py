@@ -33,7 +33,7 @@ def num_new(sampled: list[int], *, bad: tuple[int, ...] = (), log: tuple[int, ..
     return int(rows_of(list(log), 2, len(sampled) - 1).num_new(np.array(sampled), is_bad)[0])
 
 
-def test_right_guesses_and_the_token_behind_them_are_new() -> None:
+def test_right_guesses_and_the_token_after_them_are_new() -> None:
     assert [num_new(sampled) for sampled in ([7, 8, 9], [7, 1, 9], [1, 8, 9])] == [3, 2, 1]
 
 
@@ -44,5 +44,5 @@ def test_a_bad_row_ends_what_is_new_even_where_its_token_is_the_guess() -> None:
     assert num_new([7, 8, 9], bad=(0, 1, 2)) == 0
 
 
-def test_a_log_that_is_full_has_no_guess_behind_its_end() -> None:
+def test_a_log_that_is_full_has_no_guess_after_its_end() -> None:
     assert num_new([7, 8, 9], log=(5, 6, 7, 8)) == 3, "the third place is none of the log's"

@@ -84,7 +84,7 @@ def test_only_blocks_of_known_tokens_can_be_found() -> None:
     assert scheduler.kv.find_prefix(other).num_tokens == 4
 
 
-def test_nothing_is_delivered_behind_an_end_token() -> None:
+def test_nothing_is_delivered_after_an_end_token() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3)
     request = make_request("a", [1, 2], max_tokens=40)
     started(scheduler, request)
@@ -96,7 +96,7 @@ def test_nothing_is_delivered_behind_an_end_token() -> None:
     assert scheduler.kv.pool.num_used_blocks == 0
 
 
-def test_nothing_is_guessed_behind_the_last_token() -> None:
+def test_nothing_is_guessed_after_the_last_token() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3)
     request = make_request("a", [1, 2], max_tokens=5)
     started(scheduler, request)
