@@ -303,9 +303,21 @@ class Nan(FlashAttention):
         return output
 
 
+class Confused(FlashAttention):
+    """Sums keys instead of values."""
+
+    name = "confused"
+
+    def __call__(
+        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any, **options: Any
+    ) -> torch.Tensor:
+        return super().__call__(query, k_cache, k_cache, *args, **options)
+
+
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
+        (Confused, "confused does not compute attention, our kernels do: its results are "),
         (Broken, "broken does not compute attention, our kernels do: RuntimeError: no kernel image"),
         (Narrow, "narrow does not compute attention, our kernels do: its results are "),
         (Nan, "nan does not compute attention, our kernels do: its results are inf tolerances from ours"),
