@@ -218,6 +218,7 @@ def test_awq_s_groups_must_all_be_there() -> None:
         (lambda: Gptq({"bits": 4, "group_size": True}), "group_size is True"),
         (lambda: Gptq({"bits": 4, "group_size": -2}), "group_size is -2"),
         (lambda: Awq({"bits": 8}), "bits is 8, must be one of 4"),
+        (lambda: Awq({"w_bit": 3}), "bits is 3, must be one of 4"),
         (lambda: Awq({"version": "marlin"}), "version is 'marlin', must be one of 'gemm', 'gemv'"),
         (lambda: bitsandbytes_format({}), "load_in_4bit is None, must be true, or load_in_8bit"),
         (lambda: Float8({"weight_block_size": [0, 128]}), "must be two numbers of at least 1"),
