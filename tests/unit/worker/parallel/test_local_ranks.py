@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from typing import Any
 
 import pytest
 
@@ -9,15 +10,24 @@ from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.process.supervisor import Service
 from pagoda_worker import __main__ as command
-from pagoda_worker.parallel.local_ranks import rank_services, run_ranks
+from pagoda_worker.parallel.local_ranks import STOP_MARGIN_S, rank_services, run_ranks
 
 
-def flags(*words: str, security: SecurityConfig | None = None) -> list[dict[str, str]]:
-    """Of each rank's command line."""
+def services_of(
+    *words: str, security: SecurityConfig | None = None, observability: ObservabilityConfig | None = None
+) -> tuple[Service, ...]:
     args = command.make_parser().parse_args([*words])
     command._count_ranks(args)
-    services = rank_services(args, security=security or SecurityConfig(), observability=ObservabilityConfig())
+    services = rank_services(
+        args, security=security or SecurityConfig(), observability=observability or ObservabilityConfig()
+    )
     assert [each.name for each in services] == [f"rank-{args.rank + number}" for number in range(len(services))]
+    return services
+
+
+def flags(*words: str, **configs: Any) -> list[dict[str, str]]:
+    """Of each rank's command line."""
+    services = services_of(*words, **configs)
     return [dict(word.partition("=")[::2] for word in each.command if word.startswith("--")) for each in services]
 
 
@@ -54,6 +64,21 @@ def test_pods_of_a_leader_worker_set_count_on(monkeypatch: pytest.MonkeyPatch) -
     assert [each["--device-index"] for each in ranks] == ["0", "1", "2", "3"]
     assert {each["--world-size"] for each in ranks} == {"8"}
     assert all("--rank-host" not in each for each in ranks), "other pods are to reach them"
+
+
+def test_ranks_count_on_from_a_device_that_was_given() -> None:
+    ranks = flags("--tensor-parallel-size=2", "--group=0", "--device-index=4")
+    assert [each["--device-index"] for each in ranks] == ["4", "5"]
+
+
+def test_all_ranks_are_told_what_the_worker_was_told() -> None:
+    told = {"--scheduler": "10.0.0.1:50052", "--host": "0.0.0.0", "--rank-host": "10.0.0.7", "--drain-timeout": "7.5"}
+    words = ("--tensor-parallel-size=2", "--group=0", *(f"{name}={value}" for name, value in told.items()))
+    observability = ObservabilityConfig(log_format="json", otlp_traces_endpoint="http://10.0.0.2:4318")
+    for each in flags(*words, observability=observability):
+        assert {name: each[name] for name in told} == told
+        assert (each["--log-format"], each["--otlp-traces-endpoint"]) == ("json", "http://10.0.0.2:4318")
+    assert {each.stop_timeout_s for each in services_of(*words)} == {7.5 + STOP_MARGIN_S}, "they drain before that"
 
 
 def test_certificates_are_handed_on() -> None:
