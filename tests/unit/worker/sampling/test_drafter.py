@@ -43,6 +43,16 @@ def test_the_index_finds_what_a_search_finds(min_n: int, max_n: int) -> None:
     assert num_found > 100
 
 
+def test_a_log_may_be_longer_than_small_numbers_count() -> None:
+    """Its tables are of 32 bits."""
+    index, slots = NgramIndex(min_n=2, max_n=3), np.arange(FEW_SLOTS + 1)
+    log = np.random.default_rng(1).permutation(40_000)
+    log[36_000:] = log[34_000:38_000]
+    tokens = np.tile(log.astype(np.int32), (slots.size, 1))
+    for num_tokens in (36_002, 36_003, 36_500, 36_501):
+        assert index.find(slots, tokens, np.full(slots.size, num_tokens)).tolist() == [num_tokens - 2_000] * slots.size
+
+
 def make_drafter(**config: int) -> Drafter:
     fields: dict[str, Any] = {"num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2, **config}
     return Drafter(config=SpeculativeConfig(**fields), max_num_seqs=4)
