@@ -1,6 +1,7 @@
 """Modules of transformers that do more than causal attention: each is refused, and the message says what it does."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +84,72 @@ def test_a_module_without_positions(llama: PreTrainedModel, monkeypatch: pytest.
 
     monkeypatch.setattr(llama, "forward", forward)
     assert refusal(llama) == "its forward pass takes no positions"
+
+
+def fails_with(error: type[Exception], backbone: PreTrainedModel, *named: str) -> None:
+    """Its last layer raises, and names those of its inputs that are of a type named."""
+
+    def forward(hidden: Tensor, **inputs: Any) -> Tensor:
+        raise error(*(kind for value in inputs.values() if (kind := type(value).__name__) in named))
+
+    backbone.model.layers[-1].forward = forward
+
+
+def test_a_part_that_asks_for_values_gets_zeros(llama: PreTrainedModel) -> None:
+    forward = llama.model.layers[-1].forward
+    told: list[object] = []
+
+    def asking(hidden: Tensor, *, position_ids: Tensor, **inputs: Any) -> Tensor:
+        last = position_ids.max()
+        told.extend((last.item(), (last > 0).item(), int(last), float(last), bool(last), range(9)[last], 1 in last))
+        told.extend((position_ids.tolist(), len(hidden[0, :last]), len(torch.zeros(last)), len(hidden.nonzero())))
+        result: Tensor = forward(hidden, position_ids=position_ids, **inputs)
+        return result
+
+    llama.model.layers[-1].forward = asking
+    assert len(probe(llama).layers) == 2
+    assert told == [0, False, 0, 0.0, False, 0, False, [[0, 0]], 0, 0, 0]
+
+
+@pytest.mark.parametrize("error", [AssertionError, TypeError, ValueError])
+def test_a_part_that_misses_an_input(error: type[Exception], llama: PreTrainedModel) -> None:
+    fails_with(error, llama)
+    assert refusal(llama) == "its LlamaDecoderLayer needs inputs other than token ids and positions"
+
+
+def test_a_part_that_needs_values(llama: PreTrainedModel) -> None:
+    fails_with(RuntimeError, llama)
+    assert refusal(llama) == "its LlamaDecoderLayer cannot run on the meta device, so its attention cannot be checked"
+
+
+def test_a_part_that_looks_at_its_mask(llama: PreTrainedModel) -> None:
+    fails_with(AttributeError, llama, "MaskRule")
+    assert refusal(llama) == "it uses custom attention masks"
+
+
+def test_a_part_that_caches_more_than_keys_and_values(llama: PreTrainedModel) -> None:
+    fails_with(AttributeError, llama, "PassingCache")
+    assert refusal(llama) == "its layers cache more than keys and values"
+
+
+def test_a_module_that_keeps_its_hidden_states_to_itself(llama: PreTrainedModel) -> None:
+    forward = llama.model.forward
+    names = ("cache", "past_key_values", "hidden_states", "attentions")
+
+    def plain(**inputs: Any) -> SimpleNamespace:
+        return SimpleNamespace(last_hidden_state=forward(**inputs).last_hidden_state, **dict.fromkeys(names))
+
+    llama.model.forward = plain
+    assert refusal(llama) == "its module returns no final hidden states"
+
+
+def test_a_failed_check_leaves_the_module_as_it_was(llama: PreTrainedModel) -> None:
+    fails_with(RuntimeError, llama)
+    refusal(llama)
+    del llama.model.layers[-1].forward
+    assert attentions.CURRENT.running is None
+    assert not any(module._forward_hooks for module in llama.modules())
+    assert len(probe(llama).layers) == 2
 
 
 def test_an_encoder_that_transformers_cannot_build() -> None:
