@@ -136,7 +136,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "JambaForCausalLM",
         {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False},
     ),
-    "Zamba2 with one block, without rotations and adapters of attention, with biases": (
+    "Zamba2 with one block, without rotations and adapters, with biases and norms of two kinds": (
         "Zamba2ForCausalLM",
         {
             "num_mem_blocks": 1,
@@ -144,6 +144,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_shared_attention_adapter": False,
             "add_bias_linear": True,
             "mamba_ngroups": 1,
+            "rms_norm_eps": 0.1,  # not of those within Mamba
         },
     ),
     "Olmo 3 with yarn in the layers without a window": (

@@ -68,6 +68,16 @@ def test_the_second_text_of_a_pair_has_its_own_type(family: str, tmp_path: Path)
     assert has_types == (not np.allclose(paired, alone, atol=1e-4))
 
 
+@pytest.mark.parametrize(("family", "num_types"), [("BertFor", 1), ("XLMRobertaFor", 1), ("DebertaV2For", 0)])
+def test_a_model_of_one_type_takes_a_pair_as_one_text(family: str, num_types: int, tmp_path: Path) -> None:
+    """Whatever types its tokenizer gives."""
+    model = make_encoder(family + "SequenceClassification", tmp_path, num_labels=1, type_vocab_size=num_types)
+    (prompt,) = prompts_of([20])
+    prompt[8] = SEP
+    (made,) = PoolingDriver(tmp_path).pool([prompt], PoolingParams(second_text_start=9, use_activation=False))
+    np.testing.assert_allclose(made, logits_of(model, prompt).numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "function"),
     [
