@@ -49,6 +49,14 @@ def test_random_prompts_have_the_wanted_number_of_tokens(tokenizer: Tokenizer) -
     assert len({request.prompt for request in requests}) == 30
 
 
+def test_the_special_tokens_that_a_server_adds_count_for_the_wanted_number() -> None:
+    stories = Tokenizer.load(str(Path(__file__).resolve().parents[3] / "data/stories260K"))
+    requests = read_dataset(arguments("--random-input-len", "40"), stories, num_prompts=20)
+    lengths = [len(stories.encode(request.prompt)) for request in requests]
+    assert [request.prompt_len for request in requests] == lengths
+    assert Counter(lengths).most_common(1)[0][0] == 40
+
+
 def test_random_lengths_lie_within_the_range_and_prompts_share_the_prefix(tokenizer: Tokenizer) -> None:
     args = arguments("--input-len", "50", "--output-len", "20", "--random-range-ratio", "0.5", "--seed", "3")
     requests = read_dataset(args, tokenizer, num_prompts=50)
@@ -172,6 +180,10 @@ def test_an_infinite_rate_sends_all_at_once() -> None:
     assert list(send_times(3, request_rate=float("inf"), burstiness=1, seed=0)) == [0.0, 0.0, 0.0]
 
 
+def test_bursts_beyond_what_floats_tell_apart_are_sent_at_once() -> None:
+    assert list(send_times(3, request_rate=5, burstiness=1e-9, seed=0)) == [0.0, 0.0, 0.0]
+
+
 def test_the_endpoint_decides_the_shape_of_the_body(tokenizer: Tokenizer) -> None:
     [request] = read_dataset(arguments("--input-len", "5"), tokenizer, num_prompts=1)
     assert "prompt" in Load(backend="openai", model="m").body(request)
@@ -210,6 +222,11 @@ def test_peaks_are_over_seconds_and_overlaps() -> None:
 def test_a_request_that_starts_as_another_ends_does_not_run_beside_it() -> None:
     results = [RequestResult(prompt_len=1, start_s=float(start), end_s=start + 1.0) for start in range(3)]
     assert peak_concurrency(results) == 1
+
+
+def test_requests_that_ended_do_not_count_for_later_ones() -> None:
+    spans = [(0.0, 1.0), (2.0, 4.0), (3.0, 5.0)]
+    assert peak_concurrency([RequestResult(prompt_len=1, start_s=start, end_s=end) for start, end in spans]) == 2
 
 
 @pytest.mark.parametrize(("bound_ms", "is_within"), [(250, True), (249, False)])
