@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -137,6 +138,21 @@ def test_a_task_per_token_comes_as_rows(tokenizer: Tokenizer) -> None:
     assert engine.requests[-1].pooling == PoolingParams(task="classify"), "the argument beats the parameters"
 
 
+def test_a_task_is_that_of_the_parameters_where_no_other_is_given(tokenizer: Tokenizer) -> None:
+    llm, engine = calls(tokenizer, "classify", "token_embed")
+    engine.make = lambda request: np.arange(6, dtype=np.float32)
+    cases: list[tuple[dict[str, Any], str, tuple[int, ...]]] = [
+        ({}, "classify", (6,)),
+        ({"pooling_params": PoolingParams(task="token_embed")}, "token_embed", (3, 2)),
+        ({"pooling_params": PoolingParams(), "pooling_task": "token_embed"}, "token_embed", (3, 2)),
+    ]
+    for options, task, shape in cases:
+        [output] = llm.encode([5, 6, 7], use_tqdm=False, **options)
+        params = engine.requests[-1].pooling
+        assert params is not None
+        assert (params.task, output.outputs.data.shape) == (task, shape)
+
+
 def test_lexical_weights_are_one_number_a_token(tokenizer: Tokenizer) -> None:
     llm, engine = calls(tokenizer, "embed", "token_classify")
     engine.make = lambda request: np.arange(3, dtype=np.float32)
@@ -162,6 +178,15 @@ def test_parameters_may_be_one_a_prompt(tokenizer: Tokenizer) -> None:
         llm.encode([[5]], both, use_tqdm=False)
     assert caught.value.field == "pooling_params"
     assert len(engine.requests) == 2
+
+
+def test_special_tokens_are_left_out_where_the_call_says_so() -> None:
+    stories = Tokenizer.load(str(Path(__file__).resolve().parents[3] / "data/stories260K"))
+    llm, engine = calls(stories, "embed")
+    for options in ({}, {"tokenization_kwargs": {"add_special_tokens": False}}):
+        llm.embed("a dog", use_tqdm=False, **options)
+    ids = stories.encode("a dog", add_special_tokens=False)
+    assert [request.prompt_token_ids for request in engine.requests] == [[1, *ids], ids]
 
 
 def test_options_reach_the_maker_of_prompts(tokenizer: Tokenizer) -> None:
