@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.llm.llm import LLM
+from pagoda.options.llm_options import CONFIGS, FIELDS
 from pagoda.options.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda_common.config.flags.flags import add_engine_flags, add_worker_flags, config_errors, engine_config_from_args
 from pagoda_common.errors import PagodaError
@@ -24,9 +25,13 @@ def make_llm(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LLM:
     with config_errors(parser):
         check_vllm_args(args)
         config = engine_config_from_args(args)
-        parts = (config.model, config.cache, config.scheduler, config.parallel)
-        options = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
-        return LLM(**options)
+        options = {
+            field.name: getattr(getattr(config, part), field.name)
+            for part, kind in CONFIGS.items()
+            for field in fields(kind)
+            if field.name in FIELDS
+        }
+        return LLM(**options, speculative_config=config.speculative.to_json())
 
 
 def save_json(path: str | None, figures: dict[str, Any]) -> None:

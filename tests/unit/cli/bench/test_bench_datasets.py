@@ -21,6 +21,8 @@ from pagoda.bench.requests import SampleRequest
 from pagoda.bench.text_datasets import SONNET_HEAD
 from pagoda.commands import bench_latency, bench_throughput
 from pagoda.llm.beam_search import BeamSearchParams
+from pagoda.options.llm_options import engine_config_from_options
+from pagoda_common.config.flags.flags import engine_config_from_args
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.sampling_params import SamplingParams
 
@@ -393,14 +395,30 @@ def test_throughput_needs_requests(
     assert run_offline(bench_throughput, monkeypatch, Engine(), "--num-prompts", "1", flag, "1") == 0
 
 
-def test_an_offline_benchmarks_engine_has_all_of_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--block-size", "32", "--max-num-seqs", "7", "--data-parallel-size", "2", "--seed", "9"),
+        ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'),
+        ("--enable-lora", "--max-loras", "2", "--lora-modules", "style=/s"),
+        ("--tls-ca", "ca.pem", "--tls-cert", "c.pem", "--tls-key", "k.pem", "--log-format", "json"),
+    ],
+)
+def test_an_offline_benchmarks_engine_has_all_of_its_flags(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     made: dict[str, Any] = {}
     monkeypatch.setattr("pagoda.bench.engine.LLM", lambda **options: made.update(options))
     parser = argparse.ArgumentParser()
     bench_latency.add_arguments(parser)
-    words = ("--model", "m", "--block-size", "32", "--max-num-seqs", "7", "--data-parallel-size", "2", "--seed", "9")
-    make_llm(parser.parse_args(words), parser)
-    found = {name: made[name] for name in ("model", "block_size", "max_num_seqs", "data_parallel_size", "seed")}
-    assert found == {"model": "m", "block_size": 32, "max_num_seqs": 7, "data_parallel_size": 2, "seed": 9}
+    args = parser.parse_args(["--model", "m", *words])
+    make_llm(args, parser)
+    assert engine_config_from_options(**made) == engine_config_from_args(args)
+
+
+def test_wrong_flags_of_its_engine_end_an_offline_benchmark() -> None:
+    parser = argparse.ArgumentParser()
+    bench_latency.add_arguments(parser)
     with pytest.raises(SystemExit):
         make_llm(parser.parse_args(["--max-num-seqs", "0"]), parser)
