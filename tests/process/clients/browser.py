@@ -46,7 +46,10 @@ class Browser:
         driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
         self._driver = driver
         assert driver.stdout is not None
-        port = next(match[1] for line in driver.stdout if (match := re.search(r"successfully on port (\d+)", line)))
+        ports = (match[1] for line in driver.stdout if (match := re.search(r"successfully on port (\d+)", line)))
+        port = next(ports, None)
+        if port is None:
+            raise RuntimeError(f"chromedriver ended with code {driver.wait()}")
         root = f"http://127.0.0.1:{port}"
         options = {"args": [*FLAGS, self._size, f"--user-data-dir={self._folder.name}"]}
         capabilities = {
