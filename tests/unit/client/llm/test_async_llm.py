@@ -18,7 +18,7 @@ from pagoda.server import engine_process
 from pagoda.server.engine_process import PrivateEngine
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL, EngineConfig
-from pagoda_common.errors import NotReady, PagodaError, QueueFull
+from pagoda_common.errors import InvalidRequest, NotReady, PagodaError, QueueFull
 from pagoda_common.text.tokenizer import Tokenizer
 
 
@@ -283,6 +283,12 @@ def test_an_engine_of_arguments_runs_until_it_is_shut_down(
     assert privates[0].config.scheduler.max_num_seqs == 3
     threads = [thread.name for thread in threading.enumerate()]
     assert "pagoda-engine" not in threads
+
+
+def test_an_engine_whose_arguments_nothing_stands_for_does_not_start(privates: list[Private]) -> None:
+    with pytest.raises(InvalidRequest, match="stat_loggers is not supported"):
+        LLMEngine.from_engine_args(EngineArgs(model="org/model"), stat_loggers=[object])
+    assert privates == []
 
 
 async def test_a_cache_is_forgotten_by_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:

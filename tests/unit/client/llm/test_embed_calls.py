@@ -203,6 +203,18 @@ def test_options_reach_the_maker_of_prompts(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("call", ["embed", "encode", "classify", "reward", "score"])
+def test_what_vllm_takes_besides_is_refused(tokenizer: Tokenizer, call: str) -> None:
+    llm, engine = calls(tokenizer, "embed", "classify", "token_classify")
+    prompts = ("a", "b") if call == "score" else ("a",)
+    with pytest.raises(InvalidRequest, match="lora_request is not supported") as caught:
+        getattr(llm, call)(*prompts, use_tqdm=False, lora_request=object())
+    assert caught.value.field == "lora_request"
+    with pytest.raises(TypeError, match="unexpected argument 'nonsense'"):
+        getattr(llm, call)(*prompts, use_tqdm=False, nonsense=1)
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("call", ["embed", "encode", "classify", "reward", "score"])
 def test_a_sleeping_model_is_not_asked(tokenizer: Tokenizer, call: str) -> None:
     llm, engine = calls(tokenizer, "embed", "classify", "token_classify", "score")
     engine.is_sleeping = True
@@ -403,6 +415,10 @@ async def test_async_calls_take_one_prompt_and_the_models_first_task(tokenizer: 
         await anext(one.encode([[5], [6]]))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidRequest, match="embed takes one prompt, got 2"):
         await one.embed([[5], [6]])  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(InvalidRequest, match="trace_headers is not supported"):
+        await anext(one.encode([5], trace_headers={"a": "b"}))
+    with pytest.raises(InvalidRequest, match="trace_headers is not supported"):
+        await one.embed([5], trace_headers={"a": "b"})
 
 
 @pytest.mark.parametrize(

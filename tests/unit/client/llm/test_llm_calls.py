@@ -183,6 +183,16 @@ def test_what_is_enqueued_is_generated_once(harness: Harness) -> None:
     assert sent[second[0]].lora is not None
 
 
+@pytest.mark.parametrize("call", ["generate", "enqueue"])
+def test_what_vllm_takes_besides_is_refused_before_anything_is_kept(harness: Harness, call: str) -> None:
+    with pytest.raises(InvalidRequest, match="trace_headers is not supported") as caught:
+        getattr(harness.llm, call)("one", use_tqdm=False, trace_headers={"a": "b"})
+    assert caught.value.field == "trace_headers"
+    with pytest.raises(TypeError, match="unexpected argument 'nonsense'"):
+        getattr(harness.llm, call)("one", use_tqdm=False, nonsense=1)
+    assert harness.llm.wait_for_completion(use_tqdm=False) == []
+
+
 def test_a_conversation_has_no_special_tokens_but_the_templates(harness: Harness, tokenizer: Tokenizer) -> None:
     template = "{{ mood }}{% for m in messages %}<{{ m.content }}>{% endfor %}{% if tools %}T{% endif %}"
     outputs = harness.llm.chat(
