@@ -64,6 +64,15 @@ def test_recurrent_layers_need_a_scheduler_that_knows_them() -> None:
         make_layout(declared, max_model_len=10, knows_groups=False)
 
 
+def test_a_model_that_keeps_nothing_needs_one_that_knows_that() -> None:
+    declared = (CacheGroup("none", (0, 1)),)
+    layout = make_layout(declared, max_model_len=10, knows_groups=True)
+    assert (layout.groups, layout.recurrent, layout.uncached) == ((), (), (0, 1))
+    with pytest.raises(ConfigError, match="keeps no cache, which this scheduler does not know: upgrade") as error:
+        make_layout(declared, max_model_len=10, knows_groups=False)
+    assert error.value.field == "takes_cache_groups"
+
+
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(1, 1), (20, 5), (24, 6), (25, 7), (100, 7)])
 def test_a_window_bounds_the_blocks_of_a_sequence(num_tokens: int, num_blocks: int) -> None:
     group = CacheGroup("window", (0,), 16)

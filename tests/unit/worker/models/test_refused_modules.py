@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.loader.stored import StoredMatrix
@@ -66,6 +67,50 @@ def test_a_mask_that_is_no_window(llama: PreTrainedModel, monkeypatch: pytest.Mo
 def test_queries_that_are_no_heads_of_tokens(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     attending(monkeypatch, lambda **arguments: arguments | {"query": arguments["query"][0]})
     assert refusal(llama) == "its attention takes other shapes than heads of tokens"
+
+
+def test_keys_of_other_tokens_than_its_own(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = {name: lambda x: torch.cat((x, x), dim=2) for name in ("key", "value")}
+    attending(monkeypatch, lambda **given: given | {name: twice[name](given[name]) for name in twice})
+    assert refusal(llama) == "it attends to other keys than those of its own tokens"
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_sinks_that_are_not_of_its_heads(count: int, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    attending(monkeypatch, lambda **given: given | {"s_aux": torch.zeros(count)})
+    assert refusal(llama) == "its sinks are not one for each head of a rank"
+
+
+def test_attention_that_sees_later_tokens(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    attending(monkeypatch, lambda **given: given | {"attention_mask": None, "is_causal": False})
+    assert refusal(llama) == "its attention is not causal"
+
+
+def test_a_mask_of_its_own_making(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    attending(monkeypatch, lambda **given: given | {"attention_mask": torch.ones(1, 1, 2, 2)})
+    assert refusal(llama) == "it uses custom attention masks"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ImportError("no", name="fla"), "its LlamaMLP needs the package fla, which is not installed"),
+        (AttributeError("no", name="num_experts"), "its LlamaMLP wants num_experts, which config.json does not have"),
+        (ImportError("no"), "its LlamaMLP cannot be built of such a config.json"),
+        (KeyError("x"), "its LlamaMLP cannot be built of such a config.json"),
+        (KeyError(attentions.NAME), "its attention does not go through transformers' AttentionInterface"),
+    ],
+    ids=repr,
+)
+def test_a_module_that_cannot_be_built(error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self: nn.Module, *args: Any, **others: Any) -> None:
+        nn.Module.__init__(self)
+        raise error
+
+    monkeypatch.setattr(LlamaMLP, "__init__", __init__)
+    with pytest.raises(ModelLoadError) as raised:
+        build_backbone(LLAMA)
+    assert raised.value.message == reason
 
 
 def test_a_layer_that_does_not_attend(llama: PreTrainedModel) -> None:
@@ -150,6 +195,22 @@ def test_a_failed_check_leaves_the_module_as_it_was(llama: PreTrainedModel) -> N
     assert attentions.CURRENT.running is None
     assert not any(module._forward_hooks for module in llama.modules())
     assert len(probe(llama).layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "unheard_of"}, "does not know model_type 'unheard_of'"),
+        ({"model_type": "unheard_of", "auto_map": {"a": "b"}}, "'unheard_of', and code of a checkpoint is not run"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' is not supported by"),
+        ({"is_encoder_decoder": True}, "it is an encoder and a decoder"),
+        ({"hidden_size": "wide"}, "config.json cannot be understood: "),
+    ],
+)
+def test_an_encoder_that_is_another_than_transformers_has(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelLoadError) as raised:
+        encoders.build_encoder({"model_type": "bert"} | config, "none")
+    assert reason in raised.value.message
 
 
 def test_an_encoder_that_transformers_cannot_build() -> None:
