@@ -71,6 +71,26 @@ def test_a_new_request_is_within_its_bounds(new: NewRequest, problem: str) -> No
     assert problem_of(new).removeprefix("request r1: ") == problem
 
 
+def test_sequences_are_as_long_as_models_are() -> None:
+    """Beyond what numbers of 16 bits count."""
+    num_tokens, block_size = 70_000, 16
+    num_blocks = num_tokens // block_size + 1
+    batch = InputBatch(
+        max_num_seqs=2, max_model_len=100_000, block_size=block_size, num_blocks=num_blocks, vocab_size=100_000
+    )
+    new = replace(
+        request(1, list(range(num_tokens)), computed=num_tokens - 2), block_ids=np.arange(num_blocks)[::-1].copy()
+    )
+    step = StepInput(new_requests=[new], num_seqs=1, slots=np.array([1]), num_scheduled_tokens=np.array([2]))
+    batch.apply(step)
+    inputs = batch.prepare(step)
+    assert not inputs.bad_slots
+    assert inputs.input_ids.tolist() == inputs.positions.tolist() == [num_tokens - 2, num_tokens - 1]
+    assert inputs.seq_lens.tolist() == [num_tokens]
+    first = num_blocks - 1 - (num_tokens - 2) // block_size  # blocks are in falling order
+    assert inputs.slot_mapping.tolist() == [first * block_size + place for place in (14, 15)]
+
+
 def test_the_highest_block_that_was_used_is_remembered() -> None:
     batch = make_batch()
     batch.apply(StepInput(new_requests=[replace(request(0, [3]), block_ids=np.array([7, 2]))]))
