@@ -14,7 +14,7 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.pooling import make_pooler as module
 from pagoda_worker.pooling.make_pooler import make_pooler, needs_weight_files
-from pagoda_worker.pooling.pooling_files import NO_FILES, PoolingFiles
+from pagoda_worker.pooling.pooling_files import NO_FILES, DenseFile, PoolingFiles
 
 
 def checkpoint(**config: Any) -> HfConfig:
@@ -221,3 +221,40 @@ def test_a_task_that_the_model_has_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as error:
         make(tmp_path, task="classify")
     assert str(error.value) == "pooler_config has task 'classify', the checkpoint is made for embed"
+
+
+def dense_of(directory: Path, num_outputs: int, num_inputs: int) -> DenseFile:
+    directory.mkdir()
+    save_file({"linear.weight": torch.ones(num_outputs, num_inputs)}, directory / "model.safetensors")
+    return DenseFile(directory, "")
+
+
+def test_each_matrix_takes_what_comes_before_it(tmp_path: Path) -> None:
+    first, second = dense_of(tmp_path / "1", 5, 8), dense_of(tmp_path / "2", 3, 5)
+    assert make(tmp_path, PoolingFiles(denses=(first, second))).num_values == 3
+    with pytest.raises(ModelLoadError, match=r"modules\.json has a Dense of 5 inputs, the pooling gives 8$"):
+        make(tmp_path, PoolingFiles(denses=(second, first)))
+
+
+def test_vectors_of_tokens_need_their_matrix(tmp_path: Path) -> None:
+    name, tensor = next(iter(module.TOKEN_VECTORS.items()))
+    config, path = checkpoint(architectures=[name]), tmp_path / "model.safetensors"
+    with pytest.raises(ModelLoadError, match=f"^the checkpoint has no {tensor}, which its architecture needs$"):
+        module._token_matrix(config, [], has_dense=False)
+    assert module._token_matrix(config, [], has_dense=True) is None
+    save_file({tensor: torch.ones(3, 8)}, path)
+    made = module._token_matrix(config, [path], has_dense=True)
+    assert made is not None
+    assert (made.out_features, made.in_features, made.bias) == (3, 8, None)
+
+
+def test_heads_of_bge_m3_have_weights(tmp_path: Path) -> None:
+    assert module._bge_m3(tmp_path) == (None, None)
+    save_file({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, tmp_path / "sparse_linear.safetensors")
+    lexical, vectors = module._bge_m3(tmp_path)
+    assert lexical is not None
+    assert vectors is None
+    assert lexical(torch.tensor([[-3.0, 1.0]])).tolist() == [[0.0]], "no weight is below zero"
+    save_file({"bias": torch.ones(1)}, tmp_path / "colbert_linear.safetensors")
+    with pytest.raises(ModelLoadError, match=r"colbert_linear has no tensor named weight$"):
+        module._bge_m3(tmp_path)
