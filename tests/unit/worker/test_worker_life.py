@@ -1,15 +1,17 @@
 """The life of a worker, call by call: what each call keeps, drops and refuses."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.config.lora_config import LoraConfig
-from pagoda_common.errors import ConfigError, OutOfMemory, StaleEpoch
+from pagoda_common.errors import ConfigError, ModelLoadError, OutOfMemory, StaleEpoch
 from pagoda_worker.loader import model_weights
 from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.memory.memory_ahead import MemoryAhead
@@ -305,3 +307,26 @@ def test_a_constraint_is_compiled_before_its_step(loaded: Worker, monkeypatch: p
     ]
     loaded.expect(StepInput(new_requests=requests))
     assert asked == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (MemoryError("2 GiB"), OutOfMemory, "no memory for the weights of pagoda-tiny: 2 GiB"),
+        (OSError("ends within x"), ModelLoadError, "cannot read the weights of pagoda-tiny: ends within x"),
+        (SafetensorError("no header"), ModelLoadError, "cannot read the weights of pagoda-tiny: no header"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_named(
+    error: Exception, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_weights(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(model_weights, "load_weights", load_weights)
+    worker, config = Worker(num_threads=1), make_config()
+    worker.init_device(replace(config, model=replace(config.model, load_format="auto")))
+    with pytest.raises(kind) as caught:
+        worker.load_model(no_progress)
+    assert str(caught.value) == message
+    assert worker.state == "device"

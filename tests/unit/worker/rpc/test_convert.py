@@ -84,6 +84,31 @@ def test_a_torn_column_is_refused(fields: dict[str, object], message: str) -> No
         step_input_from_proto(worker_pb2.ExecuteModelRequest(**fields))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"block_ids": column(1, 2), "group_block_ids": column(3)},
+            "has 1 entries, must be a multiple of block_ids, 2",
+        ),
+        ({"group_block_ids": column(3)}, "group_block_ids has 1 entries, must be a multiple of block_ids, 0"),
+        ({"prompt_token_ids": b"\0" * 5}, "prompt_token_ids has 5 bytes, must be a multiple of 4"),
+    ],
+)
+def test_a_request_with_a_torn_column_is_rejected(fields: dict[str, bytes], message: str) -> None:
+    new = worker_pb2.NewRequest(slot=2, **fields)  # type: ignore[arg-type]
+    step = step_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[new]))
+    (bad,) = step.rejected
+    assert (step.new_requests, bad.slot, bad.code, bad.field) == ([], 2, Code.INVALID_ARGUMENT, list(fields)[-1])
+    assert message in bad.message
+
+
+def test_blocks_of_further_groups_are_one_row_each() -> None:
+    new = worker_pb2.NewRequest(block_ids=column(1, 2), group_block_ids=column(3, 4, 5, 6))
+    (read,) = step_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[new])).new_requests
+    assert read.group_block_ids.tolist() == [[3, 4], [5, 6]]
+
+
 def test_an_answer_carries_address_columns_and_faults() -> None:
     columns = LogprobColumns(
         rows=np.array([1]),
