@@ -1,14 +1,34 @@
 """Every field of a step's messages and of the worker's configuration arrives where it belongs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pagoda.v1 import types_pb2, worker_pb2
-from pagoda_common.errors import Code
-from pagoda_worker.rpc.convert import engine_config_from_proto, step_input_from_proto, step_output_to_proto
+from pagoda_common.config.engine_config import FIT_MEMORY
+from pagoda_common.config.lora_config import LoraConfig
+from pagoda_common.config.speculative_config import SpeculativeConfig
+from pagoda_common.errors import Code, InvalidRequest
+from pagoda_worker.loader.model_facts import ModelFacts
+from pagoda_worker.models.cache_groups import CacheGroup
+from pagoda_worker.rpc.convert import (
+    engine_config_from_proto,
+    model_facts_to_proto,
+    step_input_from_proto,
+    step_output_to_proto,
+)
 from pagoda_worker.steps.step import BadSlot, LogprobColumns, PooledColumns, PromptLogprobs, StepOutput, StepTimings
+
+SIZES: dict[str, Any] = {
+    "model": "m",
+    "block_size": 16,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "gpu_memory_utilization": 0.5,
+}
+"""What every configuration has."""
 
 
 def column(*values: int, dtype: str = "<u4") -> bytes:
@@ -103,19 +123,198 @@ def test_an_answer_has_every_field() -> None:
         ("gpu_memory_utilization", 0.25, "cache.gpu_memory_utilization"),
         ("cpu_kv_cache_memory_bytes", 1 << 21, "cache.cpu_kv_cache_memory_bytes"),
         ("kv_cache_dtype", "int8", "cache.kv_cache_dtype"),
+        ("quantization", "int8", "model.quantization"),
+        ("load_format", "dummy", "model.load_format"),
+        ("logits_processors", ("a:B", "c:D"), "model.logits_processors"),
+        ("reference_kernels", ("rms_norm", "argmax"), "model.reference_kernels"),
+        ("model_impl", "transformers", "model.model_impl"),
+        ("runner", "generate", "model.runner"),
+        ("convert", "none", "model.convert"),
+        ("hf_overrides", '{"rope_theta": 7}', "model.hf_overrides"),
         ("max_num_seqs", 3, "scheduler.max_num_seqs"),
         ("max_num_batched_tokens", 99, "scheduler.max_num_batched_tokens"),
     ],
 )
 def test_each_part_of_the_configuration_arrives(field: str, value: Any, place: str) -> None:
-    given: dict[str, Any] = {
-        "model": "m",
-        "block_size": 16,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "gpu_memory_utilization": 0.5,
-    }
-    config: Any = engine_config_from_proto(worker_pb2.WorkerConfig(**(given | {field: value})))
+    config: Any = engine_config_from_proto(worker_pb2.WorkerConfig(**(SIZES | {field: value})))
     for name in place.split("."):
         config = getattr(config, name)
     assert config == value
+
+
+def test_what_is_left_out_of_a_configuration_is_the_default() -> None:
+    config = engine_config_from_proto(worker_pb2.WorkerConfig(**SIZES))
+    model, cache = config.model, config.cache
+    assert {model.revision, model.quantization, model.max_model_len, cache.kv_cache_memory_bytes} == {None}
+    names = ("dtype", "device", "activation_quantization", "load_format", "attention_backend", "model_impl")
+    assert {getattr(model, name) for name in (*names, "runner", "convert")} | {cache.kv_cache_dtype} == {"auto"}
+    assert (model.logprobs_mode, model.logits_processors, model.reference_kernels) == ("raw_logprobs", (), ())
+    assert (config.speculative, config.lora) == (SpeculativeConfig(), LoraConfig())
+    assert not config.lora.enable_lora
+    pooling = worker_pb2.WorkerConfig(
+        **SIZES, runner="pooling", convert="embed", pooler_config='{"use_activation": true}'
+    )
+    assert engine_config_from_proto(pooling).model.pooler_config == '{"use_activation": true}'
+
+
+def test_a_context_that_fits_the_memory_goes_before_its_number() -> None:
+    fits = worker_pb2.WorkerConfig(**SIZES, max_model_len=77, fits_max_model_len=True)
+    assert engine_config_from_proto(fits).model.max_model_len == FIT_MEMORY
+
+
+def test_options_of_drafts_and_of_adapters_arrive() -> None:
+    config = engine_config_from_proto(
+        worker_pb2.WorkerConfig(
+            **SIZES,
+            speculative=worker_pb2.SpeculativeConfig(
+                method="ngram", num_speculative_tokens=3, prompt_lookup_max=7, prompt_lookup_min=2
+            ),
+            lora=worker_pb2.LoraConfig(
+                max_loras=2, max_lora_rank=9, max_cpu_loras=6, target_modules=["q_proj", "o_proj"]
+            ),
+        )
+    )
+    assert config.speculative == SpeculativeConfig(num_speculative_tokens=3, prompt_lookup_max=7, prompt_lookup_min=2)
+    assert config.lora == LoraConfig(
+        enable_lora=True, max_loras=2, max_lora_rank=9, max_cpu_loras=6, lora_target_modules=("q_proj", "o_proj")
+    )
+
+
+FACTS = ModelFacts(
+    model="m",
+    architecture="A",
+    dtype="bfloat16",
+    vocab_size=10,
+    max_model_len=20,
+    num_layers=30,
+    eos_token_ids=(3, 4),
+    generation_config_json='{"a": 1}',
+    num_parameters=50,
+    weight_bytes=60,
+    quantization="int4-g128",
+    embedding_size=70,
+    pooling_tasks=("score", "classify"),
+    unserved_pooling_tasks=("embed",),
+    only_pools=True,
+    labels=("yes", "no"),
+    matryoshka=(8, 16),
+)
+
+
+def test_every_fact_of_a_model_is_told() -> None:
+    info = model_facts_to_proto(FACTS)
+    names = set(info.DESCRIPTOR.fields_by_name) - {"pooling_tasks", "unserved_pooling_tasks", "weights", "cache_groups"}
+    told = {name: getattr(info, name) for name in names}
+    repeated = {name: tuple(told.pop(name)) for name in ("eos_token_ids", "labels", "matryoshka_dimensions")}
+    assert repeated == {"eos_token_ids": (3, 4), "labels": ("yes", "no"), "matryoshka_dimensions": (8, 16)}
+    assert told == {
+        "model": "m",
+        "architecture": "A",
+        "dtype": "bfloat16",
+        "vocab_size": 10,
+        "max_model_len": 20,
+        "num_layers": 30,
+        "generation_config_json": '{"a": 1}',
+        "num_parameters": 50,
+        "weight_bytes": 60,
+        "quantization": "int4-g128",
+        "embedding_size": 70,
+        "only_pools": True,
+        "has_matryoshka": True,
+    }
+    assert list(info.pooling_tasks) == [types_pb2.POOLING_TASK_SCORE, types_pb2.POOLING_TASK_CLASSIFY]
+    assert list(info.unserved_pooling_tasks) == [types_pb2.POOLING_TASK_EMBED]
+
+
+@pytest.mark.parametrize(("matryoshka", "told"), [(None, (False, [])), ((), (True, [])), ((8,), (True, [8]))])
+def test_embeddings_are_shortened_to_any_length_to_some_or_not_at_all(
+    matryoshka: tuple[int, ...] | None, told: tuple[bool, list[int]]
+) -> None:
+    info = model_facts_to_proto(replace(FACTS, matryoshka=matryoshka))
+    assert (info.has_matryoshka, list(info.matryoshka_dimensions)) == told
+
+
+def test_each_kind_of_cache_has_its_number() -> None:
+    groups = [
+        CacheGroup("full", (0, 1)),
+        CacheGroup("latent", (2,)),
+        CacheGroup("window", (3, 4, 5), 8),
+        CacheGroup("recurrent", (6,)),
+        CacheGroup("none", (7,)),
+    ]
+    told = [(one.kind, one.num_layers, one.window) for one in model_facts_to_proto(FACTS, groups).cache_groups]
+    assert told == [
+        (types_pb2.CACHE_KIND_FULL, 2, 0),
+        (types_pb2.CACHE_KIND_FULL, 1, 0),
+        (types_pb2.CACHE_KIND_WINDOW, 3, 8),
+        (types_pb2.CACHE_KIND_RECURRENT, 1, 0),
+        (types_pb2.CACHE_KIND_NONE, 1, 0),
+    ]
+
+
+COLUMNS = {
+    **dict.fromkeys(("freed_slots", "appended_slots", "slots"), 2),
+    **dict.fromkeys(("loras_to_remove", "appended_block_ids", "num_scheduled_tokens"), 4),
+    **dict.fromkeys(("appended_groups", "num_lookahead_tokens"), 1),
+}
+"""Columns of a step, and the bytes of an entry."""
+PAIRS = [
+    *("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"),
+    *("states_to_swap_out", "states_to_swap_in", "states_to_load", "states_to_save"),
+]
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_each_column_is_read_into_its_own_place(name: str) -> None:
+    dtype = f"<u{COLUMNS[name]}"
+    values = [200, 7, 255] if dtype == "<u1" else [300, 7, 65_535] if dtype == "<u2" else [70_000, 7, 2**32 - 1]
+    message = worker_pb2.ExecuteModelRequest(num_seqs=3, **{name: column(*values, dtype=dtype)})
+    step = step_input_from_proto(message)
+    assert getattr(step, name).tolist() == values
+    others = [other for other in COLUMNS if other != name and getattr(step, other) is not None]
+    assert all(getattr(step, other).size == 0 for other in (*others, *PAIRS))
+    if dtype != "<u1":
+        torn = worker_pb2.ExecuteModelRequest(num_seqs=3, **{name: b"123"})
+        with pytest.raises(InvalidRequest, match=f"^{name} has 3 bytes, must be a multiple of {dtype[2:]}$") as caught:
+            step_input_from_proto(torn)
+        assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_column_of_pairs_is_read_into_its_own_place(name: str) -> None:
+    given = {name: column(70_000, 2, 3, 4)}
+    step = step_input_from_proto(worker_pb2.ExecuteModelRequest(**given))
+    assert getattr(step, name).tolist() == [[70_000, 2], [3, 4]]
+    assert all(getattr(step, other).shape == (0, 2) for other in PAIRS if other != name)
+    torn = {name: column(1, 2, 3)}
+    with pytest.raises(InvalidRequest, match=f"^{name} has 3 entries, must be pairs$") as caught:
+        step_input_from_proto(worker_pb2.ExecuteModelRequest(**torn))
+    assert caught.value.field == name
+
+
+def test_blocks_of_other_groups_are_rows_beside_those_of_the_first() -> None:
+    fields: dict[str, Any] = {"slot": 1, "prompt_token_ids": column(5), "block_ids": column(1, 2), "lora_number": 9}
+    message = worker_pb2.NewRequest(**fields, group_block_ids=column(3, 4, 5, 6))
+    torn = worker_pb2.NewRequest(**fields, group_block_ids=column(3, 4, 5))
+    without = worker_pb2.NewRequest(slot=2, prompt_token_ids=column(5), group_block_ids=column(3))
+    step = step_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[message, torn, without]))
+    (new,) = step.new_requests
+    assert (new.block_ids.tolist(), new.group_block_ids.tolist(), new.lora_number) == ([1, 2], [[3, 4], [5, 6]], 9)
+    text = "group_block_ids has {} entries, must be a multiple of block_ids, {}"
+    assert step.rejected == [
+        BadSlot(slot=slot, code=Code.INVALID_ARGUMENT, message=text.format(*sizes), field="group_block_ids")
+        for slot, sizes in ((1, (3, 2)), (2, (1, 0)))
+    ]
+    plain = worker_pb2.NewRequest(**fields)
+    (alone,) = step_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[plain])).new_requests
+    assert alone.group_block_ids.shape == (0, 0)
+
+
+@pytest.mark.parametrize(("sizes", "counts"), [([2, 3], [2, 3]), ([2, 2], []), ([4], [])])
+def test_results_of_different_lengths_are_counted(sizes: list[int], counts: list[int]) -> None:
+    values = [np.arange(size, dtype=np.float32) for size in sizes]
+    pooled = PooledColumns(slots=np.arange(len(sizes)), values=values)
+    message = step_output_to_proto(StepOutput(pooled=pooled), worker_pb2.ExecuteModelRequest(step=1))
+    assert message.pooled.counts == (column(*counts) if counts else b"")
+    assert message.pooled.values == np.concatenate(values).astype("<f4").tobytes()
+    assert not step_output_to_proto(StepOutput(), worker_pb2.ExecuteModelRequest(step=1)).HasField("pooled")
