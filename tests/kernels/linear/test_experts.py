@@ -228,6 +228,17 @@ def test_tokens_that_something_else_has_routed() -> None:
     close(plain.mixture.experts(x, weights, chosen), expected)
 
 
+def test_views_are_computed_as_their_copies() -> None:
+    """Parts of wider tensors, and choices and weights of any type and order."""
+    plain = Plain(has_shared=True)
+    x, residual = drawn(64, 6).t(), drawn(12, 128)[::2, ::2]
+    expected = plain.mixture(x.contiguous(), residual.contiguous())
+    assert torch.equal(plain.mixture(x, residual), expected)
+    chosen, weights = torch.randint(6, (3, 6)).t(), torch.rand(3, 6).bfloat16().t()
+    expected = plain.mixture.experts(x.contiguous(), weights.float().contiguous(), chosen.contiguous())
+    assert torch.equal(plain.mixture.experts(x, weights, chosen), expected)
+
+
 def test_no_token_gives_nothing() -> None:
     assert Plain().mixture(drawn(0, 64)).shape == (0, 64)
 
