@@ -190,6 +190,17 @@ def test_an_old_package_is_refused(version: str, is_refused: bool, monkeypatch: 
     assert (refusal is not None and "must be 0.3 or newer" in refusal) == is_refused
 
 
+def test_a_package_that_does_not_tell_its_version_is_of_an_unknown_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert FlashAttention.version() == "unknown"
+    assert FlashAttention.refusal(NEEDS) is None
+    refusal = FlashInferAttention.refusal(NEEDS)
+    assert refusal == "flashinfer-python is of version unknown, must be 0.3 or newer"
+
+
 def test_what_is_not_installed_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [adapter.name for adapter in installed_adapters()] == ["flashinfer", "flash_attn"]
     monkeypatch.setitem(sys.modules, "flashinfer", None)
