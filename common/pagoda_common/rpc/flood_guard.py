@@ -19,7 +19,6 @@ import stat
 import struct
 import termios
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TypeAlias
 from urllib.parse import unquote
@@ -36,8 +35,11 @@ MIN_CPU_S = 0.005
 """No look before the process has computed for so long: who reads a flood does."""
 MIN_QUEUED_BYTES = 9 * MAX_BLOCK_FRAMES
 """A shorter queue is read soon."""
-NUM_LOOKS = 2
-"""So many looks in a row must find what can be messages as well: their call may be new."""
+NEW_CALL_S = 0.25
+"""What can be messages as well must be found for so long: their call may be new, and the event loop learns of it after
+the thread that reads."""
+NUM_LOOKS = 5
+"""And by so many looks in a row: a pause of this process looks like a long time."""
 _STATUS = "/proc/self/status"
 _NUM_SLOTS = re.compile(rb"^FDSize:\s*(\d+)$", re.MULTILINE)
 _STATUS_BYTES = 4096
@@ -60,7 +62,7 @@ class FloodGuard:
         self._receiving = receiving
         self._poll = select.poll()
         self._num_slots = 0
-        self._num_found: Counter[Address] = Counter()
+        self._found: dict[Address, tuple[int, float]] = {}
         self._cpu_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.num_ended = 0
@@ -85,14 +87,14 @@ class FloodGuard:
 
     def look(self) -> None:
         """Look at every connection once."""
-        found: Counter[Address] = Counter()
+        found: dict[Address, tuple[int, float]] = {}
         for fd in self._readable():
             with contextlib.suppress(OSError):  # it is closed meanwhile
                 # Files are left alone: to close a copy of a descriptor gives up the process's locks on its file.
                 if stat.S_ISSOCK(os.fstat(fd).st_mode) and _num_queued_bytes(fd) >= MIN_QUEUED_BYTES:
                     with socket.socket(fileno=os.dup(fd)) as connection:
                         self._look_at(connection, found)
-        self._num_found = found
+        self._found = found
 
     def _readable(self) -> list[int]:
         """Descriptors of this process that something can be read from."""
@@ -103,7 +105,7 @@ class FloodGuard:
         self._num_slots = max(num_slots, self._num_slots)
         return [fd for fd, events in self._poll.poll(0) if events & select.POLLIN]
 
-    def _look_at(self, connection: socket.socket, found: Counter[Address]) -> None:
+    def _look_at(self, connection: socket.socket, found: dict[Address, tuple[int, float]]) -> None:
         if connection.family not in {socket.AF_INET, socket.AF_INET6} or connection.getsockname()[1] != self._port:
             return
         piece = connection.recv(SEEN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -113,8 +115,10 @@ class FloodGuard:
         peer, can_be_legal = _address(host, port), can_be_messages(piece)
         if can_be_legal and peer in map(peer_address, self._receiving()):
             return
-        found[peer] = self._num_found[peer] + 1
-        if not can_be_legal or found[peer] >= NUM_LOOKS:
+        now_s = time.monotonic()
+        num_before, since_s = self._found.get(peer, (0, now_s))
+        found[peer] = num_before + 1, since_s
+        if not can_be_legal or (num_before + 1 >= NUM_LOOKS and now_s - since_s >= NEW_CALL_S):
             self.num_ended += 1
             logger.warning("ended the gRPC connection of %s:%d: it sends a header block without end", *peer)
             _end(connection)

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,19 +17,39 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.rpc import flood_guard
 from pagoda_common.rpc.channels import CHANNEL_OPTIONS
-from pagoda_common.rpc.header_blocks import has_endless_block
+from pagoda_common.rpc.header_blocks import SEEN_BYTES, can_be_messages, has_endless_block
 from pagoda_common.rpc.service import RpcServer
 from tests.harness.certificates import make_certificates
-from tests.harness.raw_http2 import CONTINUATION, HEADERS, MAX_FRAME, PREFACE, SETTINGS, call_headers, frame, header
+from tests.harness.raw_http2 import (
+    CONTINUATION,
+    DATA,
+    HEADERS,
+    MAX_FRAME,
+    PREFACE,
+    SETTINGS,
+    call_headers,
+    frame,
+    header,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard reads /proc and the queues of Linux")
 
 MESSAGE_BYTES = 60_000_000
 LOOKS_ENDLESS = (frame(CONTINUATION, 0, 1) * (MESSAGE_BYTES // 9 + 1))[:MESSAGE_BYTES]
 """A message that would be an endless block if it were not in frames of its own."""
+
+
+def disguised(num_bytes: int) -> bytes:
+    """The payload of a frame whose fields can be read as the head of a message's frame and its content."""
+    fields = header("x-a", "a" * 100) * (num_bytes // 106 - 1)
+    head = b"\0\x01a\x09" + struct.pack(">I", len(fields))[1:] + bytes((DATA, 0)) + struct.pack(">I", 1)
+    return head + fields
+
+
 BLOCKS = {
     "small fields": header("a", "") * (MAX_FRAME // 4),
     "large fields": header("x-a", "a" * 120) * (MAX_FRAME // 126),
+    "fields that look like messages": disguised(MAX_FRAME),
     "empty": b"",
 }
 
@@ -86,6 +107,11 @@ async def test_connections_with_an_endless_header_block_are_ended(kind: str, cap
     assert caplog.text.count("it sends a header block without end") == num_ended
 
 
+def test_one_kind_of_block_looks_like_messages() -> None:
+    looks = {kind for kind, block in BLOCKS.items() if can_be_messages(frame(CONTINUATION, 0, 1, block) * 12)}
+    assert looks == {"fields that look like messages"}
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the guard took what it has looked at for a block; it looks at everything."""
@@ -117,6 +143,34 @@ async def test_large_messages_are_taken_whatever_they_look_like(seen: list[bool]
             assert answers == [b"60000000"] * num_calls
         assert server.flood_guard is not None
         assert server.flood_guard.num_ended == 0
+
+
+def test_what_may_be_a_new_call_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, peers = 100.0, set[str]()
+    monkeypatch.setattr(flood_guard.time, "monotonic", lambda: now_s)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as accepted,
+    ):
+        client.sendall(frame(DATA, 0, 1, LOOKS_ENDLESS[:MAX_FRAME]) * 12)
+        accepted.recv(SEEN_BYTES, socket.MSG_PEEK | socket.MSG_WAITALL)
+        guard = flood_guard.FloodGuard(listener.getsockname()[1], lambda: peers)
+
+        def look(num_looks: int) -> int:
+            for _ in range(num_looks):
+                guard.look()
+            return guard.num_ended
+
+        assert look(2 * flood_guard.NUM_LOOKS) == 0  # in no time
+        now_s += flood_guard.NEW_CALL_S
+        peers.add("ipv4:{}:{}".format(*client.getsockname()))
+        assert look(1) == 0  # its call is known
+        peers.clear()
+        assert look(1) == 0
+        now_s += flood_guard.NEW_CALL_S
+        assert look(flood_guard.NUM_LOOKS - 2) == 0  # a pause
+        assert look(1) == 1
 
 
 LOCK = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
