@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.rpc import flood_guard
 from pagoda_common.rpc.channels import CHANNEL_OPTIONS
-from pagoda_common.rpc.header_blocks import SEEN_BYTES, can_be_messages, has_endless_block
+from pagoda_common.rpc.header_blocks import MAX_BLOCK_BYTES, SEEN_BYTES, can_be_messages, has_endless_block
 from pagoda_common.rpc.service import RpcServer
 from tests.harness.certificates import make_certificates
 from tests.harness.raw_http2 import (
@@ -154,7 +155,8 @@ def test_what_may_be_a_new_call_has_time(monkeypatch: pytest.MonkeyPatch) -> Non
         listener.accept()[0] as accepted,
     ):
         client.sendall(frame(DATA, 0, 1, LOOKS_ENDLESS[:MAX_FRAME]) * 12)
-        accepted.recv(SEEN_BYTES, socket.MSG_PEEK | socket.MSG_WAITALL)
+        while len(accepted.recv(SEEN_BYTES, socket.MSG_PEEK)) < MAX_BLOCK_BYTES + 2 * MAX_FRAME:
+            time.sleep(0.01)
         guard = flood_guard.FloodGuard(listener.getsockname()[1], lambda: peers)
 
         def look(num_looks: int) -> int:
