@@ -1,4 +1,4 @@
-"""Parameters of a small model are filled: by constants, at random, from made tensors; and what is told of floats."""
+"""Parameters of a small model are filled: with constants, at random, from made tensors, or where they stay."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -50,7 +50,7 @@ EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def load(directory: Path, tensors: dict[str, Tensor], **config: Any) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
-    """Parameters by name, and what was told of the progress."""
+    """Parameters by name, and the progress that was reported."""
     (directory / "config.json").write_text(json.dumps(CONFIG | config))
     save_file(tensors, directory / "model.safetensors")
     worker, told = Worker(num_threads=1), list[tuple[int, int]]()
