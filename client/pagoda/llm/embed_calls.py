@@ -27,7 +27,7 @@ from pagoda.llm.embedding import (
     with_task,
 )
 from pagoda.llm.memory_calls import MemoryCalls
-from pagoda.llm.prompts import PromptInput
+from pagoda.llm.prompts import PromptInput, tokenization_options
 from pagoda_common.engine.similarity import SIMILARITIES, late_interaction
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
@@ -35,8 +35,6 @@ from pagoda_common.text.pooling_prompts import PromptMaker, pairs_of
 
 MAX_OPEN_REQUESTS = 2048
 """Prompts submitted at a time; the others wait here rather than in the engine's queue."""
-TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens")
-"""Keys of tokenization_kwargs."""
 PER_TOKEN = ("token_embed", "token_classify")
 
 
@@ -200,7 +198,7 @@ class EmbedCalls(MemoryCalls):
         options: dict[str, Any] = {
             name: extras.pop(name) for name in ("prompt_name", "truncate_prompt_tokens") if name in extras
         }
-        options |= _tokenization(extras.pop("tokenization_kwargs", None))
+        options |= tokenization_options(extras.pop("tokenization_kwargs", None))
         check_pooling_params(params, extras)
         self._check_awake()
         check_pooling_task(self._async_llm.model_info, task)
@@ -218,20 +216,6 @@ class EmbedCalls(MemoryCalls):
         make_bar = use_tqdm if callable(use_tqdm) else tqdm
         with make_bar(total=len(read), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             return self._loop.run(_pool_all(self._async_llm, read, params, bar))
-
-
-def _tokenization(given: Any) -> dict[str, Any]:
-    """The tokenization_kwargs of a call.
-
-    Raises:
-        InvalidRequest: a key is unknown.
-    """
-    options = dict(given or {})
-    for name in options:
-        if name not in TOKENIZATION:
-            told = f"tokenization_kwargs has {name!r}, must be {' and '.join(TOKENIZATION)}"
-            raise InvalidRequest(told, field="tokenization_kwargs")
-    return options
 
 
 async def _pool_all(

@@ -13,7 +13,6 @@ import logging
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self, TypeAlias
 
@@ -27,7 +26,7 @@ from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.llm_engine import LLMEngine, shut_down
 from pagoda.llm.loop_thread import LoopThread
 from pagoda.llm.metrics import GenerationCounts, Metric, snapshot
-from pagoda.llm.prompts import PromptInput, as_prompt_list, read_prompts
+from pagoda.llm.prompts import PromptInput, as_prompt_list, read_prompts, tokenization_options, with_truncation
 from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.llm.served_model import ServedModelConfig
 from pagoda.lora.request import LoRARequest, adapter_of, adapters_of
@@ -41,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN_REQUESTS = 2048
 """Requests submitted at a time; the others wait here rather than in the engine's queue."""
-
-TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens")
-"""Keys of tokenization_kwargs."""
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 
@@ -300,14 +296,8 @@ class LLM(EmbedCalls, RefusedCalls):
         given = as_prompt_list(prompts)
         adapters = adapters_of(lora_request, len(given))
         params = self._params_per_prompt(sampling_params, len(given))
-        options = dict(tokenization_kwargs or {})
-        add_special_tokens = options.pop("add_special_tokens", True)
-        if "truncate_prompt_tokens" in options:
-            num_kept = options.pop("truncate_prompt_tokens")
-            params = [replace(one, truncate_prompt_tokens=num_kept) for one in params]
-        if options:
-            message = f"tokenization_kwargs has {next(iter(options))!r}, must be {' and '.join(TOKENIZATION)}"
-            raise InvalidRequest(message, field="tokenization_kwargs")
+        options = tokenization_options(tokenization_kwargs)
+        params = [with_truncation(one, options) for one in params]
         if priority is not None and len(priority) != len(given):
             message = f"priority has {len(priority)} entries, there are {len(given)} prompts"
             raise InvalidRequest(message, field="priority")
@@ -316,7 +306,7 @@ class LLM(EmbedCalls, RefusedCalls):
             given,
             tokenizer=tokenizer,
             model_info=self._async_llm.model_info,
-            add_special_tokens=add_special_tokens,
+            add_special_tokens=options.get("add_special_tokens", True),
             params=params,
         )
         builders = []

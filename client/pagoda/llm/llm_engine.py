@@ -27,7 +27,7 @@ from pagoda.llm.embedding import (
 )
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.loop_thread import LoopThread
-from pagoda.llm.prompts import PromptInput, read_prompts
+from pagoda.llm.prompts import PromptInput, read_prompts, tokenization_options, with_truncation
 from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.llm.served_model import ServedModelConfig
 from pagoda.lora.request import LoRARequest, adapter_of
@@ -195,7 +195,7 @@ class LLMEngine:
             request_id: unique among the open ones.
             params: PoolingParams ask for the prompt's embedding.
             arrival_time: accepted; a request arrives when it is added.
-            tokenization_kwargs: add_special_tokens.
+            tokenization_kwargs: add_special_tokens and truncate_prompt_tokens.
             priority: lower runs first (needs scheduling_policy="priority").
 
         Returns:
@@ -207,6 +207,7 @@ class LLMEngine:
         """
         refuse_extras({"trace_headers": trace_headers})
         adapter = adapter_of(lora_request)
+        options = tokenization_options(tokenization_kwargs)
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequest(f"request_id must be a text, got {request_id!r}", field="request_id")
         if request_id in self._open:
@@ -214,12 +215,12 @@ class LLMEngine:
         if isinstance(params, PoolingParams):
             check_pooling_params(params, {})
             llm = self._async_llm
-            (read,) = read_for_pooling([prompt], llm.prompt_maker("embed"))
+            (read,) = read_for_pooling([prompt], llm.prompt_maker("embed", **options))
             wanted = with_task(params, "embed")
             call = llm.pool(read, wanted, request_id=request_id, priority=priority, lora=adapter)
             self._loop.run(self._start(request_id, _Embedding(call)))
             return request_id
-        self._loop.run(self._generate(request_id, prompt, params, priority, tokenization_kwargs or {}, adapter))
+        self._loop.run(self._generate(request_id, prompt, params, priority, options, adapter))
         return request_id
 
     async def _generate(
@@ -231,6 +232,7 @@ class LLMEngine:
         options: dict[str, Any],
         lora: LoraAdapter | None,
     ) -> None:
+        params = with_truncation(params, options)
         if params.seed is None:
             params = copy.copy(params)
             params.seed = self._draw_seed.getrandbits(63)
@@ -241,7 +243,7 @@ class LLMEngine:
             tokenizer=llm.tokenizer,
             model_info=llm.model_info,
             params=params,
-            add_special_tokens=bool(options.get("add_special_tokens", True)),
+            add_special_tokens=options.get("add_special_tokens", True),
         )
         await asyncio.to_thread(llm.check_params, params)
         request = llm.make_request(read, params, request_id=request_id, priority=priority, lora=lora)

@@ -1,7 +1,7 @@
 """Checks users' prompts and turns them into token ids, before anything is submitted."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
 from pagoda.v1 import types_pb2
@@ -31,6 +31,9 @@ class TokensPrompt(TypedDict):
 NOT_TEXT = frozenset({"multi_modal_data", "multi_modal_uuids", "prompt_embeds", "encoder_prompt"})
 """Keys of vLLM's prompts that ask for what models of text cannot read."""
 
+TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens")
+"""Keys of tokenization_kwargs."""
+
 PromptInput: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
 PromptType: TypeAlias = PromptInput
 """vLLM's name for it."""
@@ -57,6 +60,27 @@ def as_prompt_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptI
     if not isinstance(prompts, Sequence):
         raise InvalidRequest(f"prompts must be a prompt or a list of prompts, got {prompts!r}", field="prompts")
     return list(prompts)  # type: ignore[arg-type]  # each is checked where it is used
+
+
+def tokenization_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The tokenization_kwargs of a call.
+
+    Raises:
+        InvalidRequest: a key is unknown.
+    """
+    options = dict(given or {})
+    for name in options:
+        if name not in TOKENIZATION:
+            told = f"tokenization_kwargs has {name!r}, must be {' and '.join(TOKENIZATION)}"
+            raise InvalidRequest(told, field="tokenization_kwargs")
+    return options
+
+
+def with_truncation(params: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
+    """`params` with the truncate_prompt_tokens of tokenization_kwargs, where these have it."""
+    if "truncate_prompt_tokens" not in options:
+        return params
+    return replace(params, truncate_prompt_tokens=options["truncate_prompt_tokens"])
 
 
 def read_prompts(

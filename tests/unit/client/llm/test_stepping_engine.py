@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pagoda import RequestOutputKind, SamplingParams
+from pagoda import PoolingParams, RequestOutputKind, SamplingParams
 from pagoda.llm import llm_engine
 from pagoda.llm.llm_engine import LLMEngine, _Generation
 from pagoda.llm.request_output import RequestOutputBuilder
@@ -79,6 +79,23 @@ class Loop:
 
     def close(self) -> None:
         self._loop.close()
+
+
+def test_the_stepping_engine_reads_the_options_of_tokenization(tokenizer: Tokenizer) -> None:
+    harness, loop = Harness(tokenizer, address="a:1", seed=3), Loop()
+    engine = LLMEngine(harness.llm_async, cast("Any", loop))
+    text, params = "one two three", SamplingParams()
+    engine.add_request("a", text, params, tokenization_kwargs={"truncate_prompt_tokens": 2})
+    (request,) = harness.requests
+    assert request.prompt_token_ids == tokenizer.encode(text)[-2:]
+    assert params.truncate_prompt_tokens is None
+    for given in (params, PoolingParams()):
+        with pytest.raises(InvalidRequest, match="tokenization_kwargs has 'padding', must be add_special_tokens and"):
+            engine.add_request("b", text, given, tokenization_kwargs={"padding": True})
+    assert engine.get_num_unfinished_requests() == 1
+    engine.abort_request("a")
+    loop.run(asyncio.sleep(0))
+    loop.close()
 
 
 def test_the_stepping_engine_gives_each_request_its_arguments(tokenizer: Tokenizer) -> None:
