@@ -165,3 +165,86 @@ def test_numbers_have_least_values(
         command.main()
     assert ended.value.code == 2
     assert f"must be at least {least}" in capsys.readouterr().err
+
+
+class Calls:
+    """What `main` calls, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Any] = []
+        self.served: list[Any] = []
+        self.reasons: list[str] = []
+
+        async def serve(args: argparse.Namespace, *more: object) -> int:
+            self.made.append("serve")
+            self.served += [args, *more]
+            return 7
+
+        async def serve_ranks(args: argparse.Namespace, *more: object) -> int:
+            self.made.append("serve ranks")
+            return 7
+
+        monkeypatch.setattr(command, "serve", serve)
+        monkeypatch.setattr(command, "_serve_ranks", serve_ranks)
+        for name in ("run_plugins", "keep_freed_memory", "die_with_parent", "enable_marks", "set_wait_policy"):
+            monkeypatch.setattr(command, name, self._noting(name))
+        monkeypatch.setattr(command, "configure_logging", self._noting("logging"))
+        monkeypatch.setattr(command, "protect_caches", lambda environment: self.reasons)
+        monkeypatch.setattr(command, "with_found_token", lambda security, scheduler: (security, scheduler))
+
+    def _noting(self, name: str) -> Any:
+        def note(*args: Any, **more: Any) -> None:
+            given = tuple("environment" if arg is command.os.environ else arg for arg in args)
+            self.made.append((name, *given, more) if more else (name, *given))
+
+        return note
+
+
+def test_a_worker_is_set_up_before_it_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls(monkeypatch)
+    calls.reasons.append("the cache is open to others")
+    monkeypatch.setenv("PAGODA_LOG_LEVEL", "debug")
+    flags = ("--scheduler=127.0.0.1:1", "--die-with-parent=99", "--log-format=json")
+    monkeypatch.setattr("sys.argv", ["pagoda-worker", *flags])
+    assert command.main() == 0
+    assert calls.made == [
+        ("die_with_parent", 99),
+        ("enable_marks", "environment"),
+        ("logging", "worker", "debug", "json", {"is_child": True}),
+        ("run_plugins",),
+        ("set_wait_policy", "environment"),
+        ("keep_freed_memory",),
+        "serve",
+    ]
+    assert "the cache is open to others" in caplog.text
+    (_, (security, scheduler), observability) = calls.served
+    assert (scheduler, observability.log_format) == ("127.0.0.1:1", "json")
+    assert isinstance(security, SecurityConfig)
+
+
+def test_a_group_of_ranks_ends_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    monkeypatch.delenv("PAGODA_LOG_LEVEL", raising=False)
+    flags = ("--scheduler=127.0.0.1:1", "--tensor-parallel-size=2", "--group=0")
+    monkeypatch.setattr("sys.argv", ["pagoda-worker", *flags])
+    assert command.main() == 7
+    assert calls.made[1] == ("logging", "worker", "info", "text", {"is_child": False})
+    assert calls.made[-1] == "serve ranks"
+    assert "serve" not in calls.made
+
+
+@pytest.mark.parametrize(
+    "flags", [("--scheduler=127.0.0.1:1", "--host=0.0.0.0"), ("--scheduler=10.0.0.9:1",)], ids=["listens", "dials"]
+)
+def test_a_worker_without_tls_neither_listens_nor_dials_beyond_its_machine(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = Calls(monkeypatch)
+    monkeypatch.setattr("sys.argv", ["pagoda-worker", *flags])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert "--insecure" in capsys.readouterr().err
+    assert "serve" not in calls.made
+    monkeypatch.setattr("sys.argv", ["pagoda-worker", *flags, "--insecure"])
+    assert command.main() == 0

@@ -1,5 +1,6 @@
 """How much room a cache has, with made-up models: blocks, recurrent states, and what the worker tells of itself."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from pagoda_worker.memory import available_blocks as module
 from pagoda_worker.memory.available_blocks import AvailableBlocks, available_blocks
 from pagoda_worker.memory.state_pool import state_bytes
 from pagoda_worker.metrics import WorkerCollector
-from pagoda_worker.models.cache_groups import plain_layout
+from pagoda_worker.models.cache_groups import CacheGroup, make_layout, plain_layout
 from pagoda_worker.models.model import AttentionLayer, RecurrentLayer, StateTensor
 
 BLOCK = 4 * 8 * 2 * 4
@@ -158,3 +159,29 @@ def test_an_accelerator_s_memory_is_told_by_kind(monkeypatch: pytest.MonkeyPatch
         if "kind" in sample.labels
     }
     assert found == {"free": 11, "total": 22, "allocated": 33, "reserved": 44}
+
+
+def test_an_accelerator_has_what_the_largest_step_leaves_and_another_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = SimpleNamespace(kv_cache_bytes=5 * BLOCK)
+    monkeypatch.setattr(module, "measured_budget", lambda loaded: budget)
+    loaded = replace(loaded_of(memory=None), device=torch.device("cuda"))
+    assert available_blocks(loaded).num_blocks == 5
+    budget.kv_cache_bytes -= 1
+    with pytest.raises(OutOfMemory, match="raise --kv-cache-memory or --gpu-memory-utilization, or lower"):
+        available_blocks(loaded)
+
+
+def test_a_sequence_has_blocks_of_every_group() -> None:
+    layer = AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0)
+    groups = (CacheGroup("full", (0,)), CacheGroup("window", (1,), 4))
+    loaded = loaded_of(memory=99 * BLOCK)
+    cast("Any", loaded.model).attention_layers = [layer, layer]
+    scheduler = replace(loaded.config.scheduler, max_num_batched_tokens=4)
+    layout = make_layout(groups, max_model_len=20, knows_groups=True)
+    loaded = replace(loaded, config=replace(loaded.config, scheduler=scheduler), layout=layout)
+    assert len(layout.groups) == 2
+    # 20 tokens in blocks of 4, and of the window 4 tokens, those of a step and a block that both lie in.
+    assert available_blocks(loaded).num_blocks == 2 * (5 + 3)
+    small = replace(loaded.config, cache=replace(loaded.config.cache, kv_cache_memory_bytes=7 * BLOCK + 5))
+    with pytest.raises(OutOfMemory, match=r"has room for 14 tokens"):
+        available_blocks(replace(loaded, config=small))

@@ -191,3 +191,12 @@ def test_an_accelerator_is_taken_by_its_index_counted_round(monkeypatch: pytest.
         assert (found.description, found.total_memory_bytes) == ("cuda, Device 9", 77)
     assert claim_device("cuda").device == torch.device("cuda", 0)
     assert claim_device("cpu").device == CPU
+
+
+def test_unused_memory_of_an_accelerator_is_returned_before_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(("wait", device)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("return"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: calls.append(("count", device)) or (70, 80))
+    assert free_memory_bytes(CUDA) == 70
+    assert calls == [("wait", CUDA), "return", ("count", CUDA)]

@@ -1,5 +1,7 @@
 """KVCache: sizes, and which blocks a move changes; StatePool's bounds."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from pagoda_kernels.attention.quantized_cache import FP8, cache_width
 from pagoda_worker.memory.kv_cache import KVCache, block_bytes
 from pagoda_worker.memory.transfers import Download, Upload, to_device, to_host
+from pagoda_worker.models.cache_groups import CacheGroup, make_layout
 from pagoda_worker.models.model import AttentionLayer
 
 CPU = torch.device("cpu")
@@ -144,3 +147,23 @@ def test_words_go_up_and_down_as_they_are() -> None:
     assert (first.tolist(), download.wait().tolist()) == ([5, 6, 7], [8])
     assert to_device(np.array([1, 2]), CPU).tolist() == [1, 2]
     assert [array.tolist() for array in to_host(torch.tensor([1]), torch.tensor([2.5]))] == [[1], [2.5]]
+
+
+def test_time_of_a_move_is_measured_on_eight_blocks_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, moved = make_cache(num_blocks=20, num_cpu_blocks=12), list[int]()
+    for name in ("swap_out", "swap_in"):
+        monkeypatch.setattr(cache, name, lambda pairs: moved.append(len(set(map(tuple, pairs.tolist())))))
+    clock = iter((1_000, 2_600))
+    monkeypatch.setattr("pagoda_worker.memory.kv_cache.time.perf_counter_ns", lambda: next(clock))
+    assert (cache.time_swap(), moved) == (100, [8, 8, 8])
+
+
+def test_layers_of_a_layout_share_buffers() -> None:
+    groups = (CacheGroup("full", (0, 2)), CacheGroup("window", (1,), 8))
+    layout = make_layout(groups, max_model_len=64, knows_groups=True)
+    options: dict[str, Any] = {"block_size": 4, "dtype": torch.float32, "layout": layout}
+    cache = KVCache(layers=LAYERS, num_blocks=5, num_cpu_blocks=2, device=CPU, **options)
+    num_buffers = len(layout.buffers)
+    assert (len(cache.k_caches), len(cache.v_caches), cache.layout) == (num_buffers, num_buffers, layout)
+    assert num_buffers < len(LAYERS)
+    assert cache.num_bytes == 5 * block_bytes(LAYERS, **options) == 5 * num_buffers * 4 * 2 * 2 * 8 * 4

@@ -92,3 +92,10 @@ def test_the_cache_gets_what_the_largest_step_leaves(memory: Memory) -> None:
     utilization = loaded.config.cache.gpu_memory_utilization
     assert (budget.total_bytes, budget.free_bytes, budget.utilization) == (TOTAL, FREE, utilization)
     assert (budget.activation_bytes, budget.graph_bytes) == (40 * A_TOKEN + A_SEQUENCE, 0)
+
+
+def test_each_guess_of_each_sequence_is_a_row_that_is_sampled(memory: Memory) -> None:
+    loaded = loaded_tiny(6, 40)
+    speculative = replace(loaded.config.speculative, num_speculative_tokens=2)
+    peak_activation_bytes(replace(loaded, config=replace(loaded.config, speculative=speculative)))
+    assert memory.steps == [(1, 40), (18, 36)]

@@ -152,3 +152,38 @@ def test_each_step_has_the_threads_of_its_tokens(
     finally:
         torch.set_num_threads(before)
     assert seen[-3:] == [(9, 3), (1, few_rows), (1, few_rows)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shares_machine", "dtype", "few", "many"),
+    [
+        (3, True, torch.bfloat16, 3, 3),
+        (None, True, torch.bfloat16, 3, 4),
+        (None, False, torch.bfloat16, 4, 4),
+        (None, True, torch.float32, 4, 4),
+    ],
+)
+def test_a_core_is_left_beside_other_services_in_bfloat16_unless_a_number_is_asked_for(
+    asked: int | None,
+    shares_machine: bool,
+    dtype: torch.dtype,
+    few: int,
+    many: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pagoda_worker.threads.num_usable_cores", lambda: 4)
+    used = [0]
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: used[-1])
+    monkeypatch.setattr(step_threads, "set_num_helpers", lambda count: None)
+    threads = step_threads.StepThreads(asked, shares_machine=shares_machine)
+    threads.choose(SINGLE_THREAD_PARAMETERS, dtype)
+    assert used[-1] == many
+    for step, expected in (
+        (StepInput(num_seqs=FEW_ROWS), few),
+        (StepInput(num_seqs=FEW_ROWS + 1), many),
+        (StepInput(num_seqs=1, num_scheduled_tokens=np.array([FEW_ROWS + 1])), many),
+        (StepInput(num_seqs=1, num_scheduled_tokens=np.array([FEW_ROWS])), few),
+    ):
+        threads.use_for(step)
+        assert used[-1] == expected

@@ -91,3 +91,52 @@ async def test_a_step_that_never_ends_keeps_no_worker_from_saying_so_when_it_is_
     await slept
     await step
     assert served.core.asked[-1] == ("sleep", 1)
+
+
+async def test_a_stream_reads_no_more_steps_than_it_may_accept_ahead(served: Served) -> None:
+    taken: list[int] = []
+
+    async def requests() -> AsyncIterator[worker_pb2.ExecuteModelRequest]:
+        for number in range(1, 8):
+            taken.append(number)
+            yield served.step(number)
+
+    served.core.gate.clear()
+    stream = aiter(served.servicer.Execute(requests(), CALL))
+    first = asyncio.ensure_future(anext(stream))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert taken == [1, 2, 3, 4]
+    served.core.gate.set()
+    answers = [await first] + [answer async for answer in stream]
+    assert [answer.step for answer in answers] == taken == list(range(1, 8))
+
+
+async def test_who_hangs_up_is_no_longer_read_from(served: Served) -> None:
+    ended: list[str] = []
+
+    async def requests() -> AsyncIterator[worker_pb2.ExecuteModelRequest]:
+        try:
+            yield served.step(1)
+            await asyncio.Event().wait()
+        finally:
+            ended.append("requests")
+
+    stream = aiter(served.servicer.Execute(requests(), CALL))
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]  # a generator
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert ended == ["requests"]
+
+
+async def test_an_answer_that_cannot_be_written_fails_its_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("no such column")
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "step_output_to_proto", fail)
+        with pytest.raises(ValueError, match="no such column"):
+            await asyncio.wait_for(served.servicer.ExecuteModel(served.step(1), CALL), 60)
+    assert served.observed == []

@@ -315,3 +315,35 @@ async def test_a_load_is_given_up_when_the_worker_shuts_down() -> None:
     assert served.core.asked == [("abandon",)]
     with pytest.raises(PagodaError, match="the worker is shutting down"):
         served.servicer._on_progress(1, 2)
+
+
+async def test_a_scheduler_with_a_wrong_config_takes_nothing_over(served: Served) -> None:
+    request = init_request(9)
+    request.config.block_size = 0
+    with pytest.raises(PagodaError, match="block_size is 0"):
+        await served.servicer.InitDevice(request, CALL)
+    assert (served.servicer.fence.session_epoch, served.serving, served.core.asked) == (5, [], [])
+
+
+async def test_weights_that_were_read_for_a_scheduler_that_is_gone_are_not_changed_to(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(source: WeightsSource | None, progress: Any) -> None:
+        served.servicer.fence.claim(6)
+
+    served.core.facts = FACTS
+    monkeypatch.setattr(served.core, "prepare_weights", prepare)
+    request = worker_pb2.WorkerReloadWeightsRequest(**served.ids, weights=source_to_proto(OTHER))
+    with pytest.raises(StaleEpoch, match="session_epoch is 5, must be 6"):
+        _ = [message async for message in served.servicer.ReloadWeights(request, CALL)]
+    assert (served.core.asked, served.serving) == ([], [])
+
+
+async def test_a_worker_that_ends_finishes_its_step_and_takes_no_more(served: Served) -> None:
+    step = asyncio.ensure_future(served.servicer.ExecuteModel(served.step(1), CALL))
+    await asyncio.sleep(0)
+    await served.servicer.close()
+    assert (await step).step == 1
+    for thread in (served.servicer._thread, served.servicer._reader, served.servicer._lora_reader):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            thread.submit(print)

@@ -15,6 +15,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_worker.rpc.hold_constraint import compiled
 from pagoda_worker.sampling import grammars as module
+from pagoda_worker.sampling import structured
 from pagoda_worker.sampling.grammars import Grammars, no_compiler
 from pagoda_worker.sampling.structured import NUM_FILL_THREADS, ConstrainedSequence, Constraints, _set
 from pagoda_worker.steps.step import NewRequest, StepInput
@@ -350,3 +351,78 @@ def test_a_thread_that_compiles_never_raises_its_priority(
     monkeypatch.setattr(module.os, "setpriority", lambda which, who, value: given.append(value))
     module._come_last()
     assert given == [becomes]
+
+
+def test_what_cannot_be_loaded_is_told_to_all_who_wait() -> None:
+    kept = Grammars(no_compiler)
+    for text in "ab":
+        with pytest.raises(ModelLoadError, match="takes no structured outputs"):
+            kept.template(constraint(text)).result(60)
+    assert kept.is_loaded, "who asks gets the error"
+
+
+def test_what_waits_behind_two_that_take_too_long_gets_a_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    def compile_it(params: StructuredOutputsParams) -> Any:
+        if params.regex != "quick":
+            assert gate.wait(240)
+        return copied(str(params.regex))
+
+    kept = grammars_of(compile_it)
+    templates = [kept.template(constraint(text)) for text in ("slow", "slower", "quick")]
+    monkeypatch.setattr(module, "MAX_WAIT_S", 0.02)
+    try:
+        with pytest.raises(InvalidRequest):
+            kept.matcher(constraint("slow"))
+        assert templates[2].cancelled(), "it is asked for again"
+        monkeypatch.setattr(module, "MAX_WAIT_S", 60)
+        assert kept.matcher(constraint("quick")) == "copy of quick"
+    finally:
+        gate.set()
+
+
+def test_only_what_is_compiled_is_dropped() -> None:
+    gate = threading.Event()
+    kept = grammars_of(lambda params: gate.wait(240) and copied("x"))
+    template = kept.template(constraint("a"))
+    kept.drop(constraint("a"))
+    assert kept.template(constraint("a")) is template, "others wait for it"
+    gate.set()
+    template.result(240)
+    kept.drop(constraint("b"))
+    kept.drop(constraint("a"))
+    assert (dict(kept._templates), kept._sizes) == ({}, {})
+
+
+@pytest.mark.parametrize(("num_cpus", "num_threads"), [(1, 1), (4, 1), (8, 2), (16, 4), (64, 4)])
+def test_masks_are_filled_by_a_quarter_of_the_cores(
+    num_cpus: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured, "LLExecutor", lambda count: f"{count} threads")
+    monkeypatch.setattr(structured.os, "sched_getaffinity", lambda pid: set(range(num_cpus)))
+    assert constraints_of(Kept())._executor == f"{num_threads} threads"
+
+
+def test_a_compiler_is_of_one_tokenizer_and_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(module, "load_tokenizer", lambda model, *, revision: (model, revision))
+    monkeypatch.setattr(module, "GrammarCompiler", lambda **options: made.append(options) or "compiler")
+    monkeypatch.setattr(module, "BoundedCompiler", lambda *args, **options: made.append((*args, options)))
+    module.load_compiler("m", revision="r", vocab_size=9, eos_token_ids=(3, 4))
+    sizes = {"vocab_size": 9, "eos_token_ids": (3, 4)}
+    assert made == [
+        {"tokenizer": ("m", "r"), **sizes},
+        ("compiler", {"tokenizer": "m", "revision": "r", **sizes}),
+    ]
+
+
+async def test_who_no_longer_holds_a_constraint_leaves_its_compilation_to_others() -> None:
+    template: Future[Any] = Future()
+    kept: Any = SimpleNamespace(template=lambda params: template, is_loaded=True)
+    holding = asyncio.create_task(compiled(kept, constraint()))
+    await asyncio.sleep(0.01)
+    holding.cancel()
+    await asyncio.wait([holding])
+    assert holding.cancelled()
+    assert not template.cancelled()

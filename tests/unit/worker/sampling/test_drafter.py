@@ -137,3 +137,15 @@ def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_right_guess() -> Non
     assert pauses == [min(FIRST_PAUSE * 2**number, MAX_PAUSE) for number in range(7)]
     assert pauses[-2:] == [MAX_PAUSE, MAX_PAUSE]
     assert (pause(1), pause(0), pause(0)) == (0, FIRST_PAUSE, 2 * FIRST_PAUSE)
+
+
+def test_a_new_sequence_waits_for_no_pause_of_the_one_before() -> None:
+    drafter, log = make_drafter(num_speculative_tokens=1), [5, 6] * 10
+    one = np.zeros(1, dtype=np.int64)
+    for _ in range(3):
+        drafter.judge(one, one + 1, one, one + len(log))
+    assert propose(drafter, log) == [[]]
+    drafter.forget(0)
+    assert propose(drafter, log) == [[5]]
+    drafter.judge(one, one + 1, one, one + len(log))
+    assert propose(drafter, log + [5, 6] * (FIRST_PAUSE // 2)) == [[5]], "its first pause is the shortest"

@@ -189,3 +189,56 @@ def test_what_a_processor_wants_has_no_guesses(monkeypatch: pytest.MonkeyPatch) 
         driver = driver_with(recorder, monkeypatch)
         driver.generate([LOOP], [asking()], max_tokens=12)
         assert (driver.num_draft_tokens > 0) is guesses
+
+
+class Picky(LogitsProcessor):
+    """Wants the sequences that name it, and gives each of its logits its number."""
+
+    def __init__(self, name: str, number: float) -> None:
+        super().__init__(vocab_size=6, device=CPU)
+        self.name = name
+        self.number = number
+
+    def is_needed(self, params: SamplingParams) -> bool:
+        return self.name in (params.extra_args or {})
+
+    def apply(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
+        return logits.double() + self.number
+
+
+def test_each_of_several_processors_meets_its_own_rows_in_their_order() -> None:
+    processors = LogitsProcessors([Picky("a", 1), Picky("b", 10)])
+    assert not processors.is_empty
+    for slot, args in ((3, {"a": 1}), (1, {"b": 1}), (2, {"a": 1, "b": 1})):
+        assert processors.add(slot, asking(**args)) is None
+    assert [processors.has(slot) for slot in range(6)] == [False, True, True, True, False, False]
+    changed = processors.apply(torch.zeros(4, 6), batch_of([0, 1, 2, 3]))
+    assert (changed[:, 0].tolist(), changed.dtype) == ([0, 10, 11, 1], torch.float32)
+    processors.remove(np.array([2]))
+    assert processors.apply(torch.zeros(2, 6), batch_of([2, 1]))[:, 0].tolist() == [0, 10]
+
+
+class Failing(Picky):
+    """Fails when it hears of sequences, and gives logits of another shape."""
+
+    def update_state(self, *, added: Any, removed: Any) -> None:
+        raise KeyError("added" if added else "removed")
+
+    def apply(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
+        return logits[:, 1:]
+
+
+def test_a_processor_that_fails_to_hear_of_a_sequence_ends_it_alone(caplog: pytest.LogCaptureFixture) -> None:
+    other = Picky("a", 1)
+    processors = LogitsProcessors([Failing("a", 1), other])
+    assert processors.add(0, asking(a=1)) == "vllm_xargs: KeyError('added')"
+    assert "logits processor Failing failed" in caplog.text
+    processors.add(1, asking(b=1))
+    changed = processors.apply(torch.zeros(2, 6), batch_of([0, 1]))
+    assert changed[0].isnan().all()
+    assert not changed[1].any()
+    assert "it gave logits of shape (1, 5) for (1, 6)" in caplog.text
+    caplog.clear()
+    processors.remove(np.array([0]))
+    assert "logits processor Failing failed" in caplog.text
+    assert not processors.has(0)

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.sampling.logits_processors import LogitsProcessor, LogitsProcessors
 from pagoda_worker.sampling.logits_state import LogitsBatch
 from pagoda_worker.sampling.sampler import BAD_TOKEN, NO_TOKEN, Sampler, SamplerOutput
 from pagoda_worker.sampling.sampling_columns import SamplingColumns
+from pagoda_worker.sampling.structured import TokenMask
 
 VOCAB_SIZE = 50
 
@@ -314,3 +316,52 @@ def test_a_step_of_the_sampler_runs_no_python_for_each_row() -> None:
             sys.settrace(None)
         num_lines.append(count)
     assert num_lines[0] == num_lines[1] > 50
+
+
+class Reversed(LogitsProcessor):
+    """Turns the order of the logits round."""
+
+    def is_needed(self, params: SamplingParams) -> bool:
+        return True
+
+    def apply(self, logits: torch.Tensor, batch: LogitsBatch) -> torch.Tensor:
+        return -logits
+
+
+def test_the_likeliest_tokens_that_are_known_count_for_unchanged_logits_alone() -> None:
+    rows, logits = Rows(), falling().repeat(2, 1)
+    rows.put(0)
+    rows.put(1)
+    batch, known = rows.batch([0, 1]), (torch.zeros(2), torch.tensor([7, 9]))
+    samplers = rows.sampler, rows.accelerated
+    for sampler in samplers:
+        assert sampler.sample(logits, batch, likeliest=known).token_ids.tolist() == [7, 9], "they are not looked for"
+        mask = TokenMask(rows=np.array([1]), bits=np.array([[8] + [0] * 6], np.uint8), is_beam=np.array([False]))
+        assert sampler.sample(logits, batch, likeliest=known, token_mask=mask).token_ids.tolist() == [0, 3]
+    assert rows.sampler.launch(logits, batch, likeliest=known).tolist() == [7, 9]
+    processors = LogitsProcessors([Reversed(vocab_size=VOCAB_SIZE, device=torch.device("cpu"))])
+    processors.add(1, SamplingParams())
+    processed = Sampler(columns=rows.columns, processors=processors)
+    assert processed.sample(logits, batch, likeliest=known).token_ids.tolist() == [0, VOCAB_SIZE - 1]
+    rows.put(1, logit_bias={40: 100.0})
+    for sampler in samplers:
+        assert sampler.sample(logits, batch, likeliest=known).token_ids.tolist() == [0, 40]
+    assert rows.sampler.launch(logits, batch, likeliest=known).tolist() == [0, 40]
+
+
+@pytest.mark.parametrize("is_accelerated", [False, True])
+def test_the_logits_that_were_sampled_from_are_given_where_they_are_asked_for(is_accelerated: bool) -> None:
+    rows, logits = Rows(), falling().repeat(3, 1)
+    rows.put(0)
+    rows.put(1, logit_bias={40: 100.0})
+    rows.put(2, temperature=0.5, seed=1, top_k=2)
+    sampler, batch = rows.accelerated if is_accelerated else rows.sampler, rows.batch([0, 1, 2])
+    assert sampler.sample(logits, batch).processed is None
+    processed = sampler.sample(logits, batch, keep_processed=True).processed
+    assert processed is not None
+    assert torch.equal(processed[0], logits[0])
+    assert (float(processed[1, 40]), float(processed[1, 1])) == (90.0, -0.25)
+    assert processed[2, :3].tolist() == [0, -0.5, -torch.inf]
+    greedy = sampler.sample(logits[:1], rows.batch([0]), keep_processed=True).processed
+    assert greedy is not None
+    assert torch.equal(greedy, logits[:1])

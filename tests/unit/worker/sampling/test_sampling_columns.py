@@ -340,3 +340,31 @@ def test_a_mask_of_beams_is_named_by_their_places() -> None:
     assert both is not None
     assert (both.rows.tolist(), both.bits.tolist()) == ([0, 1], [[1], [4]])
     assert mask.of_beams(np.array([0, 4])) is None
+
+
+RICH: list[dict[str, Any]] = [
+    {"bad_words_token_ids": ((1, 2, 3), (4, 5, 6)), "logprobs": 3, "prompt_logprobs": 2},
+    {"logit_bias": {3: 1.0, 4: 2.0}, "allowed_token_ids": (3, 4, 5), "temperature": 0.5, "seed": 9},
+    {"min_tokens": 5, "stop_token_ids": (8,), "logprob_token_ids": (3, 5), "repetition_penalty": 2.0, "top_k": 4},
+    {"structured_outputs": StructuredOutputsParams(regex="a"), "presence_penalty": 1.0, "top_p": 0.5, "min_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("before", RICH)
+@pytest.mark.parametrize("after", [{}, {"bad_words_token_ids": ((9,),)}, {"logit_bias": {7: 1.0}, "min_tokens": 1}])
+def test_a_slot_keeps_nothing_of_the_sequence_before(before: dict[str, Any], after: dict[str, Any]) -> None:
+    columns, fresh = columns_of(before), columns_of(after)
+    columns.set(1, SamplingParams(**{"temperature": 0, "max_tokens": None, **after}), (7,))
+    flags = ("has_penalties", "has_biases", "has_rules", "is_greedy", "needs_log")
+    for name in (*PLAIN_NAMES, *flags, "seed", "logprobs", "prompt_logprobs", "num_bad_words"):
+        assert getattr(columns, name)[1] == getattr(fresh, name)[1], name
+    slots = np.array([1])
+    for name in ("end_token_ids", "bias_token_ids", "biases", "allowed_token_ids", "logprob_token_ids"):
+        (count,) = getattr(columns, name).lengths_of(slots)
+        assert count == getattr(fresh, name).lengths_of(slots)[0], name
+        if count:
+            assert getattr(columns, name).values[1, :count].tolist() == getattr(fresh, name).values[1, :count].tolist()
+            assert not getattr(columns, name).values[1, count:].any(), "what pads biases adds nothing"
+    if columns.num_bad_words[1]:
+        (words,) = columns.bad_words[1, :1].tolist()
+        assert [token for token in words if token != ANY_TOKEN] == [9]
