@@ -37,6 +37,17 @@ def test_a_checkpoint_in_mxfp4_gives_the_tokens_of_its_floats(tmp_path: Path) ->
     assert outputs[0] == outputs[1]
 
 
+def test_names_may_lack_the_prefix_of_the_model(tmp_path: Path) -> None:
+    directory = make_checkpoint("GptOssForCausalLM", tmp_path)
+    prompts = make_prompts((5, 40))
+    before = [sequence.output for sequence in Driver(directory).generate(prompts, max_tokens=4)]
+    tensors = {
+        name.removeprefix("model."): tensor for name, tensor in load_file(directory / "model.safetensors").items()
+    }
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    assert [sequence.output for sequence in Driver(directory).generate(prompts, max_tokens=4)] == before
+
+
 def test_stacked_experts_of_the_wrong_shape_are_named(tmp_path: Path) -> None:
     directory = make_checkpoint("GptOssForCausalLM", tmp_path)
     tensors = load_file(directory / "model.safetensors")
