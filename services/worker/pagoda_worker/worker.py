@@ -89,8 +89,9 @@ class Worker:
         self.facts: ModelFacts | None = None
         """Set when the model is loaded."""
         self.num_blocks = 0
-        self._had_cache = False
         """Number of allocated blocks."""
+        self._had_cache = False
+        """Whether there was a cache before."""
         self.sleep_level = 0
         """Sleep level: 0 is awake; 1 or 2 after `sleep`."""
 
