@@ -245,3 +245,39 @@ def test_a_step_follows_one_in_flight_unless_it_moves_something_to_or_from_the_h
     steps = object.__new__(StepsInFlight)
     steps.__dict__["_latest"] = None
     assert bool(steps.can_follow(StepInput(**{"num_seqs": 1, **change}))) is may_follow
+
+
+def launches(batch: InputBatch, step: StepInput, *, gives_processed: bool = False) -> bool:
+    steps = object.__new__(StepsInFlight)
+    steps.__dict__.update(_batch=batch, _gives_processed=gives_processed)
+    return bool(steps.can_launch(batch.prepare(step)))
+
+
+@pytest.mark.parametrize("counts", [None, np.array([1])], ids=["plain", "counted"])
+@pytest.mark.parametrize(
+    ("params", "gives_processed", "may_launch"),
+    [
+        ({}, False, True),
+        ({}, True, True),
+        ({"logprobs": 1}, False, True),
+        ({"logprobs": 1}, True, False),
+        ({"bad_words_token_ids": ((3, 4),)}, False, False),
+    ],
+)
+def test_a_step_is_launched_where_the_host_has_no_work_afterwards(
+    params: dict[str, Any], gives_processed: bool, may_launch: bool, counts: IntArray | None
+) -> None:
+    batch = batch_with(0)
+    batch.sampling.set(0, SamplingParams(**{"temperature": 0, **params}), ())
+    step = StepInput(num_seqs=1, slots=np.array([0]), num_scheduled_tokens=counts)
+    assert launches(batch, step, gives_processed=gives_processed) is may_launch
+
+
+def test_a_worker_that_drafts_launches_nothing_ahead() -> None:
+    config = SpeculativeConfig(num_speculative_tokens=2)
+    batch = batch_with(0, drafter=Drafter(config=config, max_num_seqs=4))
+    assert not launches(batch, StepInput(num_seqs=1, slots=np.array([0])))
+
+
+def test_a_step_whose_slots_are_all_bad_is_not_launched() -> None:
+    assert not launches(batch_with(0), StepInput(num_seqs=1, slots=np.array([3])))

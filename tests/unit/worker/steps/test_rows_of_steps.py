@@ -345,3 +345,14 @@ def test_a_bad_slot_says_why() -> None:
     assert (long.slot, long.code) == (0, Code.INTERNAL)
     assert long.message == "slot 0: 3 tokens after 1 computed ones do not fit 3 known tokens and 1 blocks of 4"
     assert (failed.slot, failed.code, failed.message, failed.field) == (1, Code.INVALID_ARGUMENT, "it is bad", "prompt")
+
+
+@pytest.mark.parametrize(("num_groups", "is_refused"), [(0, True), (1, False), (2, True)])
+def test_a_request_has_blocks_in_every_group(num_groups: int, is_refused: bool) -> None:
+    batch = make_batch(groups=WINDOW)
+    request = new(1, [5, 6], blocks=1, group_block_ids=np.full((num_groups, 1), 20))
+    bad = prepare(batch, [request], [2]).bad_slots
+    message = f"request r1: group_block_ids has {num_groups} groups, must have 1"
+    assert [(one.slot, one.code, one.message) for one in bad] == (
+        [(1, Code.INVALID_ARGUMENT, message)] if is_refused else []
+    )
