@@ -1,4 +1,4 @@
-"""The worker's command: one rank or several, what each is told, and the device that a worker claims."""
+"""pagoda-worker's main: it starts one rank or several, passes flags to each, and reserves the device."""
 
 import argparse
 import asyncio

@@ -17,6 +17,19 @@ from pagoda_common.text.tokenizer import Tokenizer
 INFO = types_pb2.ModelInfo(model="m", vocab_size=3072, max_model_len=40, generation_config_json='{"top_k": 9}')
 
 
+class Loop:
+    """Runs what it is given, in an event loop of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, call: Any) -> Any:
+        return self._loop.run_until_complete(call)
+
+    def close(self) -> None:
+        self._loop.close()
+
+
 class Stream:
     """Gives its deltas, one list a time, or fails."""
 

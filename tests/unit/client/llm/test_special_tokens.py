@@ -1,6 +1,5 @@
 """Special tokens that a tokenizer adds: where a call asks for none, and in conversations, whose template has them."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,7 @@ from pagoda import SamplingParams
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.llm_engine import LLMEngine
 from pagoda_common.text.tokenizer import Tokenizer
-from tests.unit.client.llm.llm_harness import Harness
+from tests.unit.client.llm.llm_harness import Harness, Loop
 
 STORIES = Path(__file__).resolve().parents[3] / "data/stories260K"
 TEXT = "Once upon a time"
@@ -55,19 +54,6 @@ def test_a_conversation_has_none_unless_the_call_asks_for_them(harness: Harness,
             **cast("Any", options),
         )
     assert [request.prompt_token_ids for request in harness.requests] == [ids, [1, *ids]]
-
-
-class Loop:
-    """Runs what it is given, in one event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-
-    def run(self, call: Any) -> Any:
-        return self._loop.run_until_complete(call)
-
-    def close(self) -> None:
-        self._loop.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pagoda.lora.request import LoRARequest
 from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.errors import Code, InvalidRequest, PagodaError, QueueFull, RequestFailed
 from pagoda_common.text.tokenizer import Tokenizer
-from tests.unit.client.llm.llm_harness import PROMPT, Harness, Stream, delta
+from tests.unit.client.llm.llm_harness import PROMPT, Harness, Loop, Stream, delta
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +66,6 @@ async def test_a_request_that_fails_alone_ends_and_another_failure_is_raised() -
     with pytest.raises(PagodaError) as caught:
         await made.follow(asyncio.Event())
     assert (caught.value.code, stream.num_closed) == (Code.RESOURCE_EXHAUSTED, 1)
-
-
-class Loop:
-    """Runs what it is given on the test's own loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-
-    def run(self, call: Any) -> Any:
-        return self._loop.run_until_complete(call)
-
-    def close(self) -> None:
-        self._loop.close()
 
 
 def test_the_stepping_engine_reads_the_options_of_tokenization(tokenizer: Tokenizer) -> None:

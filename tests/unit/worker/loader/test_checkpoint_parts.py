@@ -25,6 +25,7 @@ from pagoda_worker.loader.tensor_file import TensorFile, in_halves
 from pagoda_worker.models.cache_groups import plain_layout
 from pagoda_worker.models.model import AttentionLayer, RecurrentLayer, StateTensor
 from pagoda_worker.models.weights import WeightNames, WeightSource
+from tests.unit.worker.loader.rank_part import Sharding
 
 # config.json.
 
@@ -242,19 +243,6 @@ def test_rows_are_put_in_the_parameter_s_order() -> None:
     assert in_order(tensor, grouped)[:, 0].div(2).tolist() == [0, 1, 6, 7, 2, 8, 3, 4, 5, 9, 10, 11]
     row = WeightSource(name="x", parameter="p", is_row=True)
     assert in_order(torch.arange(3), row).tolist() == [[0, 1, 2]]
-
-
-class Sharding:
-    """Some rows and columns of each parameter."""
-
-    def __init__(self, rows: list[range], columns: range) -> None:
-        self._rows, self._columns = rows, columns
-
-    def rows(self, parameter: str, count: int) -> list[range]:
-        return self._rows
-
-    def columns(self, parameter: str, count: int) -> range:
-        return self._columns
 
 
 def test_a_rank_takes_its_rows_and_columns_of_each_part() -> None:

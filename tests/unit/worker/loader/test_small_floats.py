@@ -12,6 +12,7 @@ from pagoda_worker.loader.formats.compressed_tensors import CompressedTensors
 from pagoda_worker.loader.formats.scaled import Float8, scale_blocks, scaled_matrix
 from pagoda_worker.loader.scaled_parts import join_scaled
 from pagoda_worker.models.weights import WeightSource
+from tests.unit.worker.loader.rank_part import Sharding
 
 FP8 = torch.float8_e4m3fn
 CPU = torch.device("cpu")
@@ -92,17 +93,10 @@ def test_blocks_of_compressed_tensors_are_128_by_128_where_none_are_named() -> N
     ]
 
 
-class Sharding:
-    """Some rows and columns of a parameter."""
-
-    def __init__(self, rows: list[range], columns: range) -> None:
-        self._rows, self._columns = rows, columns
-
-    def rows(self, parameter: str, count: int) -> list[range]:
-        return self._rows
+class ScaledSharding(Sharding):
+    """Its columns are those of the codes, or of their scales: there are `count` in all."""
 
     def columns(self, parameter: str, count: int) -> range:
-        """Of the codes, or of their scales: there are `count` in all."""
         return range(self._columns.start * count // WIDTH, self._columns.stop * count // WIDTH)
 
 
@@ -116,7 +110,7 @@ def joined(
     parts: list[tuple[WeightSource, ScaledMatrix]], rows: list[range], columns: range, num_rows: int = 5
 ) -> ScaledMatrix | None:
     layer: Any = SimpleNamespace(rows=sum(map(len, rows)), columns=len(columns))
-    sharding = cast("Any", Sharding(rows, columns))
+    sharding = cast("Any", ScaledSharding(rows, columns))
     return join_scaled(parts, layer, sharding, num_rows=num_rows, device=CPU)
 
 

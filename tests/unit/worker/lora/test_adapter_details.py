@@ -1,10 +1,11 @@
 """Names and shapes that few adapters have, what of them is refused, and what a GPU's store does beside its steps."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -68,8 +69,8 @@ def pair(prefix: str, suffix: str = ".weight", *, rank: int = 2) -> dict[str, Te
 
 
 def read(directory: Path, given: Targets, **options: Any) -> dict[str, tuple[LoraPart, ...]]:
-    more = {"dtype": torch.float32, "max_rank": 8, **options}
-    return read_adapter(directory, targets=given, **more)  # type: ignore[arg-type]  # as far as it is asked
+    more: dict[str, Any] = {"targets": given, "dtype": torch.float32, "max_rank": 8, **options}
+    return read_adapter(directory, **more)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +187,8 @@ def test_projections_that_others_fuse_have_these_names(fused: str, layer: str) -
         WeightSource(name=f"layers.0.x.{name}.weight", parameter=f"layers.0.y.{layer}.weight", row_start=start)
         for start, name in enumerate(("one", "two"))
     ]
-    given = LoraTargets.__new__(LoraTargets)
-    given._names = SimpleNamespace(sources=sources)  # type: ignore[assignment]  # all that is asked of it
+    given: Any = LoraTargets.__new__(LoraTargets)
+    given._names = SimpleNamespace(sources=sources)
     given._made = {}
     found = given._other_form(f"layers.0.x.{fused}")
     assert found is not None
@@ -196,11 +197,9 @@ def test_projections_that_others_fuse_have_these_names(fused: str, layer: str) -
 
 
 def test_parts_that_a_checkpoint_leaves_out_are_known_with_and_without_their_prefix() -> None:
-    import re
-
-    given = LoraTargets.__new__(LoraTargets)
+    given: Any = LoraTargets.__new__(LoraTargets)
     ignored = (re.compile(r"^vision\."), re.compile(r"^model\.audio\."), re.compile(r"^lm_head\.weight$"))
-    given._names = SimpleNamespace(prefixes=("model.",), ignored=ignored, lm_head="lm_head")  # type: ignore[assignment]  # all that is asked of it
+    given._names = SimpleNamespace(prefixes=("model.",), ignored=ignored, lm_head="lm_head")
     modules = ("vision.a", "model.vision.a", "model.audio.a", "audio.a", "lm_head", "model.layers.0.a")
     assert [given.is_ignored(module) for module in modules] == [True, True, True, False, False, False]
 
@@ -221,7 +220,7 @@ def test_what_steps_will_copy_is_pinned_where_it_is_read(monkeypatch: pytest.Mon
     for kind in ("cuda", "cpu"):
         store = AdapterStore(
             config=LoraConfig(enable_lora=True),
-            make_targets=lambda: None,  # type: ignore[arg-type, return-value]  # no one asks
+            make_targets=lambda: cast("Any", None),
             dtype=torch.float32,
             device=torch.device(kind),
         )

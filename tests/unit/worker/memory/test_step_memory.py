@@ -18,7 +18,7 @@ TOTAL, FREE = 20_000, 9_000
 
 
 class Memory:
-    """The allocator of a device: it keeps what the largest step took, until it is told to give that back."""
+    """A device's allocator. It keeps the memory of the largest step until its cache is emptied."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reserved = BEFORE + 5000  # left by an earlier step

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,7 +142,7 @@ def met(world_size: int, *, meet_timeout_s: float = 60.0, timeout_s: float = 77.
         for rank, listener in enumerate(listeners)
     ]
     place = HOST, listeners[0].port
-    together(*(lambda p=p: p.connect(place, meet_timeout_s=meet_timeout_s, timeout_s=timeout_s) for p in ranks))  # type: ignore[misc]  # each its own
+    together(*(partial(one.connect, place, meet_timeout_s=meet_timeout_s, timeout_s=timeout_s) for one in ranks))
     return ranks
 
 
@@ -217,7 +218,7 @@ def group(num: int = 2) -> list[TensorParallel]:
     leader.open()
     for rank in others:
         rank.invite(leader.address)
-    together(*(lambda rank=rank: rank.connect(CPU) for rank in ranks))  # type: ignore[misc]  # each its own
+    together(*(partial(rank.connect, CPU) for rank in ranks))
     return ranks
 
 
@@ -330,7 +331,8 @@ def test_tensors_of_a_gpu_are_summed_there(monkeypatch: pytest.MonkeyPatch) -> N
         calls.append(tensors)
         return SimpleNamespace(wait=lambda: calls.append("wait"))
 
-    rank, x = TensorParallel(rank=1, world_size=2), OnDevice()
+    rank = TensorParallel(rank=1, world_size=2)
+    x: Any = OnDevice()
     monkeypatch.setattr(rank, "_nccl", SimpleNamespace(allreduce=allreduce))
-    assert rank.all_reduce(x) is x  # type: ignore[arg-type, comparison-overlap]  # as far as it is looked at
+    assert rank.all_reduce(x) is x
     assert calls == [[x], "wait"]

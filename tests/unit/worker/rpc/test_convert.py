@@ -1,5 +1,7 @@
 """Messages of the worker to domain types and back."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -95,8 +97,8 @@ def test_a_torn_column_is_refused(fields: dict[str, object], message: str) -> No
         ({"prompt_token_ids": b"\0" * 5}, "prompt_token_ids has 5 bytes, must be a multiple of 4"),
     ],
 )
-def test_a_request_with_a_torn_column_is_rejected(fields: dict[str, bytes], message: str) -> None:
-    new = worker_pb2.NewRequest(slot=2, **fields)  # type: ignore[arg-type]
+def test_a_request_with_a_torn_column_is_rejected(fields: dict[str, Any], message: str) -> None:
+    new = worker_pb2.NewRequest(slot=2, **fields)
     step = step_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[new]))
     (bad,) = step.rejected
     assert (step.new_requests, bad.slot, bad.code, bad.field) == ([], 2, Code.INVALID_ARGUMENT, list(fields)[-1])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,9 +123,9 @@ async def test_who_hangs_up_is_no_longer_read_from(served: Served) -> None:
         finally:
             ended.append("requests")
 
-    stream = aiter(served.servicer.Execute(requests(), CALL))
+    stream: Any = aiter(served.servicer.Execute(requests(), CALL))
     await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined]  # a generator
+    await stream.aclose()
     for _ in range(10):
         await asyncio.sleep(0)
     assert ended == ["requests"]

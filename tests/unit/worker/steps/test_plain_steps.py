@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def batch_with(*slots: int, drafter: Drafter | None = None, pooled: tuple[int, .
 
 def decode(batch: InputBatch, layers: Layers, **step: Any) -> Any:
     given: dict[str, Any] = {"num_seqs": 2, "slots": np.array([0, 2]), **step}
-    return batch.decode(StepInput(**given), layers)  # type: ignore[arg-type]  # has the one method that is called
+    return batch.decode(StepInput(**given), cast("Any", layers))
 
 
 def test_a_plain_step_is_decoded_in_one_call_and_is_the_batch_of_the_next_one() -> None:
@@ -95,7 +95,7 @@ def test_what_drafts_failed_is_pooled_or_has_an_adapter_is_not_decoded_in_one_ca
     drafting = batch_with(0, 2, drafter=Drafter(config=config, max_num_seqs=4))
     failed, adapted, elsewhere = batch_with(0, 2), batch_with(0, 2), batch_with(0, 2)
     failed.fail(3, Code.INTERNAL, "it is bad")
-    adapted.adapters[2] = elsewhere.adapters[1] = object()  # type: ignore[assignment]  # any one
+    adapted.adapters[2] = elsewhere.adapters[1] = cast("Any", object())
     layers = Layers()
     for batch in (drafting, failed, batch_with(0, 2, 3, pooled=(3,)), adapted):
         assert decode(batch, layers) is None
@@ -104,8 +104,9 @@ def test_what_drafts_failed_is_pooled_or_has_an_adapter_is_not_decoded_in_one_ca
 
 
 def test_adapters_are_told_by_row_and_leave_with_their_sequence() -> None:
-    batch, adapter = batch_with(0, 1, 2), object()
-    batch.adapters[1] = adapter  # type: ignore[assignment]  # any one
+    batch = batch_with(0, 1, 2)
+    adapter: Any = object()
+    batch.adapters[1] = adapter
     assert batch.adapters_of(np.array([2, 1, 0])) == [None, adapter, None]
     assert batch.adapters_of(np.array([0, 2])) == []
     batch.apply(StepInput(freed_slots=np.array([1])))
@@ -218,8 +219,9 @@ def test_the_likeliest_tokens_are_taken_where_nothing_else_decides(change: dict[
     highest = given["highest"]
     likeliest = None if highest is None else (torch.tensor([0.5, highest]), torch.tensor([5, 6]))
     inputs: Any = SimpleNamespace(is_greedy=given["is_greedy"])
+    rows: Any = None
     computed = Computed(logits=torch.zeros(2, 9), likeliest=likeliest)
-    output = sampler.sample(StepInput(num_seqs=2), inputs, None, computed, given["token_mask"])  # type: ignore[arg-type]  # no rows are asked for
+    output = sampler.sample(StepInput(num_seqs=2), inputs, rows, computed, given["token_mask"])
     assert output.token_ids.tolist() == ([5, 6] if is_taken else [90, 91])
     assert batch.calls == (["append [5, 6]"] if is_taken else ["advance"])
 
