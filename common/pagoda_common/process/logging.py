@@ -129,13 +129,16 @@ def is_no_probe(record: logging.LogRecord) -> bool:
     return not (isinstance(args, tuple) and len(args) >= 3 and str(args[2]).partition("?")[0] in PROBE_PATHS)
 
 
-def is_no_lost_call(record: logging.LogRecord) -> bool:
-    """Filter of gRPC's log: an answer to a call that its client has ended meanwhile is no fault of a handler.
+def is_not_caused_by_clients(record: logging.LogRecord) -> bool:
+    """Filter of gRPC's log: two records with tracebacks that a client can cause, one a call or thousands.
 
-    Clients end calls whose answers are larger than they take (4 MiB by default), in the middle of them.
+    A client may end a call in the middle of its answer, as it does if the answer is larger than it takes (4 MiB by
+    default). And metadata may be no UTF-8: the library logs each field, and reads it as Latin-1.
     """
     kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or kind.__name__ != "ExecuteBatchError"
+    if kind is not None and kind.__name__ == "ExecuteBatchError":
+        return False
+    return not str(record.msg).startswith("Invalid encoding on")
 
 
 _life_level = logging.INFO
@@ -166,6 +169,6 @@ def configure_logging(
     root.setLevel(level.upper() if level.lower() in LEVELS else "INFO")
     if root.level > logging.DEBUG:
         logging.getLogger(ACCESS_LOGGER).addFilter(is_no_probe)
-        logging.getLogger(GRPC_LOGGER).addFilter(is_no_lost_call)
+        logging.getLogger(GRPC_LOGGER).addFilter(is_not_caused_by_clients)
     for name in ("httpx", "httpcore", "filelock", "urllib3", "asyncio", "opentelemetry"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -36,10 +36,10 @@ MIN_CPU_S = 0.005
 MIN_QUEUED_BYTES = 9 * MAX_BLOCK_FRAMES
 """A shorter queue is read soon."""
 NEW_CALL_S = 0.25
-"""What can be messages as well must be found for so long: their call may be new, and the event loop learns of it after
-the thread that reads."""
+"""Time that a connection has, whose block could also be the messages of a new call: the event loop learns of a call
+later than the thread that reads it."""
 NUM_LOOKS = 5
-"""And by so many looks in a row: a pause of this process looks like a long time."""
+"""Looks in a row that such a connection has as well: after a pause of the process, the time alone proves nothing."""
 _STATUS = "/proc/self/status"
 _NUM_SLOTS = re.compile(rb"^FDSize:\s*(\d+)$", re.MULTILINE)
 _STATUS_BYTES = 4096

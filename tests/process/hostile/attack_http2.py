@@ -159,10 +159,11 @@ def long_blocks(number_bytes: int) -> Mapping[str, Iterable[bytes]]:
     """Header blocks that go on and on."""
     small = field(b"a", b"") * (MAX_FRAME_BYTES // 4)
     large = field(b"x-a", b"a" * 4000) * 4
+    in_disguise = field(b"a", frame(DATA, large, stream=1)[:9]) + large  # can be read as a message's frame
     opened = frame(HEADERS, head(GENERATE), stream=1)
     return {
         name: [opened, *[frame(CONTINUATION, block, stream=1)] * (number_bytes // len(block))]
-        for name, block in (("small fields", small), ("large fields", large))
+        for name, block in (("small fields", small), ("large fields", large), ("in disguise", in_disguise))
     } | {"empty": [opened, *[frame(CONTINUATION, stream=1) * 1000] * (number_bytes // 20_000)]}
 
 

@@ -17,8 +17,8 @@ from pagoda_common.process.logging import (
     JsonFormatter,
     LineFormatter,
     escaped,
-    is_no_lost_call,
     is_no_probe,
+    is_not_caused_by_clients,
     request_id,
     trace_id,
 )
@@ -182,7 +182,7 @@ async def test_an_answer_that_a_client_does_not_take_leaves_no_line(caplog: pyte
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     logger = logging.getLogger(GRPC_LOGGER)
-    logger.addFilter(is_no_lost_call)
+    logger.addFilter(is_not_caused_by_clients)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             get: Any = channel.unary_unary("/test.Large/Get")
@@ -192,7 +192,7 @@ async def test_an_answer_that_a_client_does_not_take_leaves_no_line(caplog: pyte
                 assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     finally:
         await server.stop(None)  # an answer that is still being sent fails now
-        logger.removeFilter(is_no_lost_call)
+        logger.removeFilter(is_not_caused_by_clients)
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -200,7 +200,14 @@ def test_other_faults_of_calls_are_logged() -> None:
     fault = logging.LogRecord(
         GRPC_LOGGER, logging.ERROR, "", 0, "Unexpected", None, (ValueError, ValueError("a"), None)
     )
-    assert is_no_lost_call(fault)
+    assert is_not_caused_by_clients(fault)
     ended = type("ExecuteBatchError", (Exception,), {})
-    assert not is_no_lost_call(logging.LogRecord(GRPC_LOGGER, logging.ERROR, "", 0, "", None, (ended, ended(), None)))
-    assert is_no_lost_call(logging.LogRecord(GRPC_LOGGER, logging.ERROR, "", 0, "a line", None, None))
+    assert not is_not_caused_by_clients(
+        logging.LogRecord(GRPC_LOGGER, logging.ERROR, "", 0, "", None, (ended, ended(), None))
+    )
+    assert is_not_caused_by_clients(logging.LogRecord(GRPC_LOGGER, logging.ERROR, "", 0, "a line", None, None))
+    decoding = UnicodeDecodeError("utf-8", b"\xa0", 0, 1, "invalid start byte")
+    of_decoding = (UnicodeDecodeError, decoding, None)
+    for message, is_kept in (("Invalid encoding on %s", False), ("Unexpected %s raised by servicer", True)):
+        record = logging.LogRecord(GRPC_LOGGER, logging.ERROR, "", 0, message, (b"\xa0",), of_decoding)
+        assert is_not_caused_by_clients(record) is is_kept

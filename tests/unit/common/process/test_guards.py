@@ -17,8 +17,8 @@ from pagoda_common.process.logging import (
     ACCESS_LOGGER,
     GRPC_LOGGER,
     configure_logging,
-    is_no_lost_call,
     is_no_probe,
+    is_not_caused_by_clients,
 )
 
 
@@ -275,7 +275,7 @@ def test_probes_are_logged_at_level_debug_alone(level: str, wanted: int, is_filt
     configure_logging("test", level)
     assert logging.getLogger().level == wanted
     assert (is_no_probe in logging.getLogger(ACCESS_LOGGER).filters) is is_filtered
-    assert (is_no_lost_call in logging.getLogger(GRPC_LOGGER).filters) is is_filtered
+    assert (is_not_caused_by_clients in logging.getLogger(GRPC_LOGGER).filters) is is_filtered
     assert logging.getLogger("httpx").level == logging.WARNING
 
 
